@@ -1,0 +1,1 @@
+"""Serve language models with vLLM replicas that share their KV cache."""

@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = 9997
     supervisor_port: int = Field(default=9998, description="xoscar port of the supervisor; 0 picks a free one")
-    shm_dir: Path = Path("/dev/shm")
+    shm_dir: Path = Path("/dev/shm")  # noqa: S108  (shared memory is what is wanted)
     require_key: bool = Field(default=False, description="ask for an API key on loopback too")
     model_roots: tuple[Path, ...] = Field(default=(), description="if set, model paths must lie inside one of these")
     trust_remote_code: bool = Field(default=False, description="allow models that run their own Python code")

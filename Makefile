@@ -1,0 +1,39 @@
+# The two commands: `make demo` and `make test`. Both make their own environment in .venv the first time.
+
+PYTHON ?= python3
+VLLM ?= 0.32.0
+VENV := $(if $(filter 0.32.0,$(VLLM)),.venv,.venv-$(VLLM))
+BIN := $(VENV)/bin
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: install demo test test-quick test-live check docs clean
+
+install:
+	@$(PYTHON) scripts/environment.py --vllm $(VLLM) --into $(VENV)
+
+# EXIT=1: stop everything afterwards and prove that nothing is left.
+demo: install
+	@$(BIN)/xinference quickstart $(if $(EXIT),--exit)
+
+# All layers that need no GPU.
+test: install
+	@$(BIN)/python -m pytest $(ARGS)
+
+# Seconds: no process, no model.
+test-quick: install
+	@$(BIN)/python -m pytest -m pure $(ARGS)
+
+# Real vLLM on the CPU; `make test-live VLLM=0.27.1` runs the same suite on another version.
+test-live: install
+	@$(BIN)/python -m pytest -m live $(ARGS)
+
+check: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+docs: install
+	@$(BIN)/python -m sphinx -E -n -W --keep-going -b html doc/source doc/build/html
+
+clean:
+	rm -rf .venv .venv-* build doc/build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What the platform can serve, by kind of model."""

@@ -1,0 +1,1 @@
+"""Language models: families, engine processes, and the engines themselves."""

@@ -1,0 +1,1 @@
+"""Python client of the REST API: one core, a synchronous and an asynchronous face."""

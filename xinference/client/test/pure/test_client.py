@@ -60,7 +60,8 @@ def server() -> FakeServer:
 
 @pytest.fixture(params=[ask_sync, ask_async], ids=["sync", "async"])
 def ask(request: pytest.FixtureRequest, server: FakeServer) -> Ask:
-    return request.param(server)
+    face: Callable[[FakeServer], Ask] = request.param
+    return face(server)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +110,6 @@ def test_events_resume_behind_the_last_one_after_a_broken_stream(ask: Ask, serve
 def test_events_are_given_up_when_the_stream_never_advances(ask: Ask, server: FakeServer) -> None:
     server.holds.add("m")
     ask("launch", model_uid="m", model_path="/models/m")
-    server.changed = type(server.changed)()
     with pytest.raises(StreamBroken):
         ask("events", "m", after=1)
     assert len(server.seen) == 1 + RECONNECTS + 1
@@ -234,11 +234,25 @@ def test_the_endpoint_comes_from_the_argument_then_the_environment_then_the_defa
 
 
 def test_only_this_machine_is_reached_past_a_proxy() -> None:
-    assert [
-        Connection.of(address, None).is_local for address in ("http://127.0.0.1:1", "localhost:1", "http://[::1]:1", "http://10.0.0.1")
-    ] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    local = ("http://127.0.0.1:1", "localhost:1", "http://[::1]:1")
+    assert all(Connection.of(address, None).is_local for address in local)
+    assert not Connection.of("http://10.0.0.1", None).is_local
+
+
+def test_a_launch_that_can_never_work_is_refused_before_anything_is_sent(ask: Ask, server: FakeServer) -> None:
+    with pytest.raises(InvalidRequest, match="did you mean 'enable_xavier'") as caught:
+        ask("launch", model_path="/models/m", enable_xavir=True)
+    assert caught.value.param == "enable_xavir"
+    assert server.seen == []
+
+
+def test_upstreams_spellings_are_accepted_by_a_launch(ask: Ask, server: FakeServer) -> None:
+    ask(
+        "launch", model_uid="m", model_path="/m", model_engine="vLLM", model_type="LLM", size_in_billions=7, n_gpu="auto", max_model_len=512
+    )
+    assert server.seen[0][2]["max_model_len"] == 512
+
+
+def test_the_fake_engines_arguments_are_left_to_the_server_to_check(ask: Ask, server: FakeServer) -> None:
+    ask("launch", model_uid="m", model_path="/m", model_engine="fake", engine_config={"start_seconds": 1})
+    assert server.seen[0][2]["engine_config"] == {"start_seconds": 1}

@@ -21,6 +21,11 @@ class Verbs(ABC):
     def endpoint(self) -> str:
         return self._connection.endpoint
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the server runs on this machine."""
+        return self._connection.is_local
+
     @abstractmethod
     def _send(self, call: Call) -> Any:
         """The JSON value that a call is answered with, or an awaitable of it."""

@@ -1,0 +1,1 @@
+"""Everything that starts with a command line: the tool, the server processes, quick start and doctor."""

@@ -1,0 +1,1 @@
+"""Every published figure, with the command that makes it again. See README.md here."""

@@ -16,7 +16,7 @@ WORD_LIMIT = 1 << 64
 
 # The part of a CPU tier's budget that is set aside for in-process books: flat arrays with so many bytes for each place, and a fixed part
 # for objects whose number does not depend on the places. Tests hold the books to it.
-BOOK_BYTES_PER_PLACE = 64
+BOOK_BYTES_PER_PLACE = 32
 BOOK_BYTES_FIXED = 64 << 10
 
 # How long a relaunched replica waits for its predecessor's lock: after SIGKILL the kernel frees it within 25 ms (measured),

@@ -26,7 +26,7 @@ class AdoptedPlaces(Sequence[AdoptedPlace]):
     Made on demand from the records (a million objects would be hundreds of megabytes): read it before changing the segment.
     """
 
-    def __init__(self, table: OwnedRecordTable, places: array[int]) -> None:
+    def __init__(self, table: OwnedRecordTable, places: "array[int]") -> None:
         self._table = table
         self._places = places
 
@@ -53,7 +53,7 @@ class AdoptedPlaces(Sequence[AdoptedPlace]):
 class Adoption(NamedTuple):
     """What a take-over found: the places kept, in order of publishing, and the highest publish order seen."""
 
-    places: array[int]
+    places: "array[int]"
     last_order: int
 
 
@@ -78,10 +78,9 @@ def adopt_records(table: OwnedRecordTable, num_places: int, epoch: int) -> Adopt
     for entry in reversed(newest):
         place = entry & 0xFFFFFFFF
         record = table.record(place)
-        if record is None or table.find(record.key, epoch) is not None:
+        if record is not None and table.find(record.key, epoch) is None and table.put_hint(place, record.key.k0, epoch):
+            places.append(place)
+        else:
             table.withdraw(place)
-            continue
-        table.put_hint(place, record.key.k0)
-        places.append(place)
     places.reverse()
     return Adoption(places, last_order)

@@ -152,8 +152,7 @@ def open_for_reading(path: str) -> int:
     try:
         status = os.fstat(fd)
         _refuse_foreign(path, status)
-        if status.st_blocks * 512 < status.st_size:
-            raise SegmentRefused(f"{path} is sparse: reading its holes could kill this process", permanent=True)
+        _refuse_sparse(path, status)
     except BaseException:
         os.close(fd)
         raise
@@ -165,3 +164,8 @@ def _refuse_foreign(path: str, status: os.stat_result) -> None:
         raise SegmentRefused(f"{path} is not a regular file", permanent=True)
     if status.st_uid != os.geteuid():
         raise SegmentRefused(f"{path} belongs to user {status.st_uid}, not to this process's user", permanent=True)
+
+
+def _refuse_sparse(path: str, status: os.stat_result) -> None:
+    if status.st_blocks * 512 < status.st_size:
+        raise SegmentRefused(f"{path} is sparse: reading its holes could kill this process", permanent=True)

@@ -144,17 +144,28 @@ class OwnedRecordTable(RecordTable):
         records[base + FLAGS] = flags
         records[base + CHECK] = record_check(place, k0, k1, records[base + GENERATION], epoch, p0, p1, flags)
 
-    def put_hint(self, place: int, k0: int) -> bool:
-        """Make the place findable. False if another place's hint had to go: its line was full."""
+    def has_room(self, k0: int, epoch: int) -> bool:
+        """Whether ``put_hint`` will find a word for a key with this first half."""
+        return self._free_slot(k0, epoch) is not None
+
+    def put_hint(self, place: int, k0: int, epoch: int) -> bool:
+        """Make the place findable. False, and nothing has changed, if the line is full: it holds eight blocks, one on average."""
+        slot = self._free_slot(k0, epoch)
+        if slot is None:
+            return False
+        self._hints[slot] = (k0 >> 32) << 32 | (place + 1)
+        return True
+
+    def _free_slot(self, k0: int, epoch: int) -> int | None:
         base = k0 % self._num_buckets * LINE_WORDS
-        word = (k0 >> 32) << 32 | (place + 1)
         hints = self._hints
         for slot in range(base, base + LINE_WORDS):
             if hints[slot] == 0:
-                hints[slot] = word
-                return True
-        hints[base + place % LINE_WORDS] = word
-        return False
+                return slot
+        for slot in range(base, base + LINE_WORDS):  # a clear leaves its hints behind: they lead to records of another epoch
+            if self._records[((hints[slot] & _LOW) - 1) * LINE_WORDS + EPOCH] != epoch:
+                return slot
+        return None
 
     def drop_hint(self, place: int, k0: int) -> None:
         """Remove the place's hint, if it is there."""

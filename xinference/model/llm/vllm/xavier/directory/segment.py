@@ -142,15 +142,20 @@ class SegmentWriter:
         """Make the place findable under this key. Its bytes are complete, and no other published place has the key.
 
         Raises:
-            BookImbalance: the place is published already, so readers may be copying what was just overwritten.
+            BookImbalance: the place is published already, so readers may be copying what was just overwritten; or ``has_room`` is false.
         """
         if self._published[place]:
             raise BookImbalance(f"place {place} was not withdrawn before it was filled again")
+        if not self.has_room(key):
+            raise BookImbalance(f"the index has no room for place {place}")
         self._order += 1
         self._table.fill(place, key, parent, self.epoch, self._order)
         self._published[place] = 1
-        if not self._table.put_hint(place, key.k0):
-            self.counters.add("hints_displaced")
+        self._table.put_hint(place, key.k0, self.epoch)
+
+    def has_room(self, key: BlockKey) -> bool:
+        """Whether the key's line of the index has a free word: if not, the block cannot be published (one in 100,000 of a full slab)."""
+        return self._table.has_room(key.k0, self.epoch)
 
     def place_of(self, key: BlockKey) -> int | None:
         """The place that holds this key's bytes in the present epoch."""

@@ -68,7 +68,7 @@ def read_stream(chunks: Iterator[Json], show: bool) -> Answer:
 @server_options
 def generate(invocation: Invocation, model_uid: str, prompt: str | None, stream: bool, **options: Any) -> None:
     """Continue a text, given with --prompt or on stdin."""
-    text = prompt if prompt is not None else click.get_text_stream("stdin").read()
+    text = prompt if prompt is not None else sys.stdin.read()
     with Client(invocation.endpoint, invocation.api_key) as client:
         if invocation.as_json:
             print_json(client.generate(model_uid, text, **options))
@@ -92,7 +92,7 @@ def chat(invocation: Invocation, model_uid: str, prompt: str | None, system: str
             client.model(model_uid)  # an unknown model is said before the first question, not after it
             _converse(client, model_uid, messages, options)
             return
-        text = prompt if prompt is not None else click.get_text_stream("stdin").read().strip()
+        text = prompt if prompt is not None else sys.stdin.read().strip()
         messages.append({"role": "user", "content": text})
         if invocation.as_json:
             print_json(client.chat(model_uid, messages, **options))

@@ -90,7 +90,13 @@ def test_upstreams_spellings_of_a_launch_work(tool: Tool, server: FakeServer) ->
         "-n name -s 7 -f pytorch -en vllm -t LLM -u m -r 2 --n-gpu auto --max_model_len 4096 --enforce_eager --gpu_memory_utilization=0.5"
     )
     assert tool("launch", "--model_path", "/models/m", *words.split())[0] == 0
-    expected: dict[str, Any] = {"model_name": "name", "model_size_in_billions": "7", "model_format": "pytorch", "model_engine": "vllm", "model_type": "LLM"}
+    expected: dict[str, Any] = {
+        "model_name": "name",
+        "model_size_in_billions": "7",
+        "model_format": "pytorch",
+        "model_engine": "vllm",
+        "model_type": "LLM",
+    }
     expected |= {
         "model_uid": "m",
         "replica": 2,

@@ -14,10 +14,13 @@ from xinference.model.llm.vllm.xavier.errors import ConfigRefused
 ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,48}")
 WORD_LIMIT = 1 << 64
 
-# The part of a CPU tier's budget that is set aside for in-process books: flat arrays with so many bytes for each place, and a fixed part
-# for objects whose number does not depend on the places. Tests hold the books to it.
+# The part of a CPU tier's budget that is set aside for in-process books: flat arrays with so many bytes for each place, objects for
+# each block that is being filled, and a fixed part. Tests hold the books to it.
 BOOK_BYTES_PER_PLACE = 32
-BOOK_BYTES_FIXED = 64 << 10
+BOOK_BYTES_PER_FILLING = 288
+BOOK_BYTES_FIXED = 16 << 10
+# Blocks that may be on their way into the CPU tier at once.
+FILLING_MAX_BLOCKS = 1024
 
 # How long a relaunched replica waits for its predecessor's lock: after SIGKILL the kernel frees it within 25 ms (measured),
 # but only once the process has unmapped its memory.

@@ -63,7 +63,7 @@ COUNTERS: tuple[CounterSpec, ...] = (
     _drop("parent", "blocks not saved: the block before them in the chain is not kept"),
     _drop("index_full", "blocks not saved: their line of the index held eight others"),
     _drop("copy_failed", "blocks not saved: the copy raised an error"),
-    _drop("queue_full", "blocks not saved: the saving thread was too far behind"),
+    _drop("queue_full", "blocks not saved: too many were on their way already"),
     _drop("closing", "blocks not saved: the engine was shutting down"),
     _plain("async_share_refused", "loads not made: asynchronous loads already held their share of the engine's blocks"),
     _plain("not_worth_loading", "hits not loaded: computing was expected to be faster"),

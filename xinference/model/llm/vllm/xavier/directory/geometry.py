@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
-from xinference.model.llm.vllm.xavier.config import BOOK_BYTES_FIXED, BOOK_BYTES_PER_PLACE
+from xinference.model.llm.vllm.xavier.config import (
+    BOOK_BYTES_FIXED,
+    BOOK_BYTES_PER_FILLING,
+    BOOK_BYTES_PER_PLACE,
+    FILLING_MAX_BLOCKS,
+)
 from xinference.model.llm.vllm.xavier.directory.layout import (
     COUNTER_BYTES,
     HEADER_BYTES,
@@ -76,7 +81,7 @@ def segment_geometry(num_places: int, place_bytes: int, request_records: int) ->
         records_offset=records_offset,
         slab_offset=slab_offset,
         file_bytes=_round_up(slab_offset + num_places * place_bytes, PAGE_BYTES),
-        book_bytes=BOOK_BYTES_FIXED + num_places * BOOK_BYTES_PER_PLACE,
+        book_bytes=BOOK_BYTES_FIXED + num_places * BOOK_BYTES_PER_PLACE + min(num_places, FILLING_MAX_BLOCKS) * BOOK_BYTES_PER_FILLING,
     )
 
 

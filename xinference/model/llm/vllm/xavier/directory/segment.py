@@ -43,11 +43,12 @@ class SegmentWriter:
         self._published = bytearray(geometry.num_places)
         self._order = 0
         self.adopted = AdoptedPlaces(self._table, array("I"))
-        self.counters = Counters(words_of(self._file, geometry.counters_offset, geometry.counters_offset + COUNTER_BYTES))
-        self.requests = RequestRing(
-            words_of(self._file, geometry.requests_offset, geometry.hints_offset),
-            self._header[Word.REQUEST_UPDATES : Word.REQUESTS_WRITTEN + 1],
-        )
+        counters = words_of(self._file, geometry.counters_offset, geometry.counters_offset + COUNTER_BYTES)
+        ring = words_of(self._file, geometry.requests_offset, geometry.hints_offset)
+        cursor = self._header[Word.REQUEST_UPDATES : Word.REQUESTS_WRITTEN + 1]
+        self.counters = Counters(counters)
+        self.requests = RequestRing(ring, cursor)
+        self._views = (self._file, self._header, counters, ring, cursor)
 
     @classmethod
     def open(cls, path: str, geometry: SegmentGeometry, *, incarnation: int, epoch: int) -> "SegmentWriter":
@@ -106,6 +107,10 @@ class SegmentWriter:
             self.counters.add("adopted_blocks", len(adoption.places))
         self.set_used(len(self.adopted), len(self.adopted) * self.geometry.place_bytes)
         header[Word.STATE] = State.OPEN
+
+    def forget_adopted(self) -> None:
+        """Free the list of adopted places: whoever keeps books has entered them."""
+        self.adopted = AdoptedPlaces(self._table, array("I"))
 
     @property
     def epoch(self) -> int:
@@ -179,13 +184,21 @@ class SegmentWriter:
     def close(self, unlink: bool = False) -> None:
         """Let the file go, for a successor to adopt, or remove it. A second call does nothing.
 
-        Mappings made from ``slab_view`` stay readable until they are dropped.
+        From here on every other verb raises ValueError: a late store would damage what the successor owns. Whoever still writes into
+        ``slab_view`` must have stopped before.
         """
         if not self._lock.held:
             return
         self._header[Word.STATE] = State.CLOSED
         if unlink and self._lock.same_file(self.path):
             os.unlink(self.path)
+        self._table.release()
+        for view in self._views:
+            view.release()
+        try:
+            self._mapping.close()
+        except BufferError:  # somebody holds a view of the slab: the mapping goes with it
+            pass
         self._lock.release()
 
 

@@ -11,13 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
+from xinference.model.llm.vllm.xavier.config import FILLING_MAX_BLOCKS
 from xinference.model.llm.vllm.xavier.directory.records import Keys
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
 from xinference.model.llm.vllm.xavier.errors import BookImbalance
 from xinference.model.llm.vllm.xavier.policy.admission import Doorkeeper
 from xinference.model.llm.vllm.xavier.policy.placement import PlacementBook
 
-_DROP_BY_REFUSAL = {"capacity": "drops_capacity", "admission": "drops_admission", "parent_gone": "drops_parent"}
+_DROP_BY_REFUSAL = {
+    "capacity": "drops_capacity",
+    "admission": "drops_admission",
+    "parent_gone": "drops_parent",
+    "queue_full": "drops_queue_full",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class CpuTier:
         self._segment = segment
         self._book = book
         self._doorkeeper = doorkeeper
-        # What is being filled; as many entries as the saving thread has blocks in its queue.
+        # What is being filled: at most FILLING_MAX_BLOCKS.
         self._filling: dict[BlockKey, int] = {}
         self._key_by_filling: dict[int, BlockKey] = {}
         self._restore()
@@ -104,7 +110,7 @@ class CpuTier:
             tail = self._place_of(chain.parent_key)
             if tail is None:
                 return self._refused(first, [], len(keys), "parent_gone")
-        wanted = keys[first:]
+        wanted = keys[first : first + FILLING_MAX_BLOCKS - len(self._filling)]
         plan = self._book.reserve(tail, len(wanted), self._doorkeeper.num_seen(wanted))
         self._doorkeeper.note(wanted)
         for place in plan.places:
@@ -115,9 +121,10 @@ class CpuTier:
             self._key_by_filling[place] = key
         self._segment.counters.add("evictions", len(plan.evicted))
         self._note_used()
-        if plan.refused is None:
+        num_refused = len(keys) - first - len(plan.places)
+        if not num_refused:
             return Reserved(first, plan.places, None)
-        return self._refused(first, plan.places, len(wanted) - len(plan.places), plan.refused)
+        return self._refused(first, plan.places, num_refused, plan.refused or "queue_full")
 
     def publish(self, place: int, key: BlockKey, parent_key: BlockKey | None) -> bool:
         """The bytes are in place: let everybody find them.
@@ -182,6 +189,10 @@ class CpuTier:
             places.append(place)
         self._book.touch(places, reused=reused)
 
+    def holds(self, key: BlockKey) -> bool:
+        """Whether the key is published here or on its way: a run that follows it may name it as its parent."""
+        return self._place_of(key) is not None
+
     def clear(self, epoch: int) -> int:
         """Start a new epoch: nothing that is here now is found again. Costs the same for any number of blocks but for a scan of bytes.
 
@@ -242,6 +253,7 @@ class CpuTier:
                 segment.invalidate(place)
             else:
                 book.restore(place, parent)
+        segment.forget_adopted()
         self._note_used()
 
     def _note_used(self) -> None:

@@ -121,3 +121,7 @@ def completion(path: str, body: Json, replica_uid: str | None, debug: bool, pati
     if debug:
         headers[DEBUG_HEADER] = "1"
     return Call("POST", path, body=body, headers=headers, patience_seconds=patience_seconds)
+
+
+def tokenize(model_uid: str, prompt: str) -> Call:
+    return Call("POST", "/tokenize", body={"model": model_uid, "prompt": prompt})

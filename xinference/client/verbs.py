@@ -125,3 +125,7 @@ class Verbs(ABC):
     def generate(self, model_uid: str, prompt: str | list[int], **options: Any) -> Any:
         """One text completion; options as for ``chat``."""
         return self._send(generate_call(model_uid, prompt, options))
+
+    def tokenize(self, model_uid: str, prompt: str) -> Any:
+        """A text's token ids (``tokens``) and their ``count``."""
+        return self._send(calls.tokenize(model_uid, prompt))

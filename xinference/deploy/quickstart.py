@@ -1,0 +1,146 @@
+"""The quick start, step by step: model, server, launch, demonstration, and with --exit the way back.
+
+What it starts it can stop: the server it starts is recorded in the home directory, so that a later run knows it as its own. A server
+that somebody else started is used, and left alone afterwards but for the model.
+"""
+
+import secrets
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from xinference.client.presence import is_running
+from xinference.client.sync_client import Client
+from xinference.deploy import background, demo
+from xinference.deploy.demo import DemoFailed, Demonstration
+from xinference.errors import ModelNotFound
+from xinference.model.llm.demo_model import ensure_demo_model
+from xinference.settings import Settings
+
+Json = dict[str, Any]
+MODEL_UID: Final = "demo"
+REPLICAS: Final = 2
+CACHE_BYTES: Final = 256 << 20
+# Small engines on purpose: both fit a laptop beside everything else.
+ENGINE_CONFIG: Final[Json] = {"max_model_len": 2048, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+
+
+class Steps(Protocol):
+    """Who is told what goes on; see command/quickstart.py."""
+
+    def step(self, name: str) -> AbstractContextManager[None]:
+        """One step, timed from entering to leaving."""
+
+    def advance(self, message: str, share: float | None) -> None:
+        """What the step is doing now; ``share`` from 0 to 1 where it is known how much is left."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run showed. ``problems`` and ``remains`` are empty if all went well."""
+
+    endpoint: str
+    seed: int
+    demonstration: Demonstration
+    problems: list[str]
+    remains: list[str]
+
+
+class QuickStart:
+    """One run.
+
+    Args:
+        settings: of the server that is started if none runs.
+        api_key: for a server that asks for one.
+        model_path: a model of the user's own, instead of the demo model.
+        steps: who is told of progress.
+    """
+
+    def __init__(self, settings: Settings, api_key: str | None, model_path: Path | None, steps: Steps) -> None:
+        self._settings = settings
+        self._api_key = api_key
+        self._model_path = model_path
+        self._steps = steps
+        self._launched = False
+
+    def run(self, stops_afterwards: bool) -> Outcome:
+        """Do it all.
+
+        Raises:
+            XinferenceError: a step failed; with ``stops_afterwards`` everything started is stopped all the same.
+        """
+        seed = secrets.randbits(64)
+        try:
+            path = self._model()
+            self._server()
+            with Client(background.endpoint_of(self._settings), self._api_key) as client:
+                self._launch(client, path)
+                demonstration = self._demonstrate(client, seed)
+        except BaseException as error:
+            for left in self._stop() if stops_afterwards else ():
+                error.add_note(f"left behind: {left}")
+            raise
+        remains = self._stop() if stops_afterwards else []
+        return Outcome(background.endpoint_of(self._settings), seed, demonstration, demonstration.problems(), remains)
+
+    def _model(self) -> Path:
+        if self._model_path is not None:
+            return self._model_path
+        with self._steps.step("demo model"):
+            return ensure_demo_model(self._settings.home_dir, self._steps.advance)
+
+    def _server(self) -> None:
+        if is_running(background.endpoint_of(self._settings)):
+            return
+        with self._steps.step("server"):
+            background.start(self._settings, lambda: self._steps.advance("starting", None))
+
+    def _launch(self, client: Client, path: Path) -> None:
+        try:
+            model = client.model(MODEL_UID)
+        except ModelNotFound:
+            model = None
+        if model is not None and model["state"] == "ready":
+            if not model["xavier"] or len(model["replicas"]) < REPLICAS:
+                raise DemoFailed(f"a model '{MODEL_UID}' runs without Xavier or with one replica: `xinference terminate {MODEL_UID}` first")
+            return
+        with self._steps.step("launch"):
+            if model is not None:
+                client.terminate(MODEL_UID)
+            self._launched = True
+            client.launch(
+                model_uid=MODEL_UID,
+                model_path=str(path),
+                replica=REPLICAS,
+                enable_xavier=True,
+                xavier_cpu_cache_bytes=CACHE_BYTES,
+                engine_config=ENGINE_CONFIG,
+            )
+            client.wait(MODEL_UID, lambda event: self._steps.advance(str(event["message"]), event.get("progress")))
+
+    def _demonstrate(self, client: Client, seed: int) -> Demonstration:
+        ready = sorted(found["replica_uid"] for found in client.replicas(MODEL_UID) if found["state"] == "ready")
+        if len(ready) < REPLICAS:
+            raise DemoFailed(f"{len(ready)} replicas of '{MODEL_UID}' are ready, {REPLICAS} are needed")
+        first, second = ready[:2]
+        with self._steps.step("warm-up"):
+            demo.warm_up(client, MODEL_UID, [first, second])
+            prompt = demo.make_prompt(client, MODEL_UID, seed)
+        with self._steps.step(f"prompt to {first}"):
+            saved_before = demo.saved_blocks(client, MODEL_UID, first)
+            cold = demo.ask(client, MODEL_UID, first, prompt)
+            demo.wait_until_saved(client, MODEL_UID, first, saved_before, cold.prompt_tokens)
+        with self._steps.step(f"prompt to {second}"):
+            shared = demo.ask(client, MODEL_UID, second, prompt)
+        return Demonstration(cold, shared)
+
+    def _stop(self) -> list[str]:
+        with self._steps.step("stop"):
+            server = background.find(self._settings.home_dir)
+            if server is not None and server.endpoint == background.endpoint_of(self._settings):
+                return background.stop(server, self._settings)
+            if self._launched:
+                with Client(background.endpoint_of(self._settings), self._api_key) as client:
+                    client.terminate(MODEL_UID)
+            return []

@@ -200,10 +200,10 @@ def _dtype(config: dict[str, Any], text: dict[str, Any]) -> str:
 
 
 def _max_model_len(text: dict[str, Any], model_type: str) -> int:
-    lengths = [text[key] for key in _LENGTH_KEYS if isinstance(text.get(key), int) and not isinstance(text[key], bool)]
+    lengths: list[int] = [text[key] for key in _LENGTH_KEYS if isinstance(text.get(key), int) and not isinstance(text[key], bool)]
     if not lengths:
         return DEFAULT_MAX_MODEL_LEN
-    length = min(lengths)
+    length: int = min(lengths)
     rope = text.get("rope_scaling") or text.get("rope_parameters")
     if not isinstance(rope, dict) or "gemma3" in model_type:
         return length

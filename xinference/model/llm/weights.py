@@ -1,7 +1,7 @@
 """Identity and size of a model's weights, without reading all of them.
 
 Two replicas may exchange KV only if their weights are equal. Reading 100 GB at each launch is out of the question; so the identity covers
-what tells weights apart in practice: the configs, and of every weight file its name, size, time of change, header, and samples of its bytes.
+what tells weights apart in practice: the configs, and of every weight file its name, size, time of change, header, samples of its bytes.
 """
 
 import hashlib

@@ -219,18 +219,18 @@ class PlacementBook:
         """Make a stored prefix the newest, heads newer than tails. A no-op for an empty one.
 
         Args:
-            prefix: from head to tail. The parent of each is the one before it, or none (several fragments may follow each other).
+            prefix: from head to tail, each place once. A place may be without a parent (the head, or after blocks that a peer keeps).
             reused: the content served a request again, which protects it; False only says that it is current.
 
         Raises:
-            BookImbalance: a place is not stored, or its parent is not the one before it. Nothing has changed then.
+            BookImbalance: a place is not stored, is named twice, or comes before its parent or without it. Nothing has changed then.
         """
         table = self._table
-        before = NO_PLACE
+        before = {NO_PLACE}
         for place in prefix:
-            if table.state(place) != STORED or table.parent[place] not in (NO_PLACE, before):
-                raise BookImbalance(f"place {place} does not continue the stored prefix at {before}")
-            before = place
+            if table.state(place) != STORED or table.parent[place] not in before or place in before:
+                raise BookImbalance(f"place {place} does not continue a stored prefix")
+            before.add(place)
         self._order.touch(prefix, reused)
 
     def pin(self, place: int) -> None:

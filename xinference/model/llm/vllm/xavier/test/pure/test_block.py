@@ -49,7 +49,7 @@ def test_groups_and_adapters_never_meet() -> None:
 
 
 def test_the_same_adapter_of_the_same_group_meets_itself() -> None:
-    assert block_key(HASH, 1, b"digest") == block_key(bytes(HASH), 1, bytes(b"digest"))
+    assert block_key(HASH, 1, b"digest") == block_key(bytes(HASH), 1, b"digest")
 
 
 @given(st.binary(min_size=16, max_size=32), st.binary(min_size=16, max_size=32), st.integers(0, 7), st.binary(max_size=8))

@@ -25,29 +25,37 @@ class Interrupted(Exception):
     """Ctrl-C ended the command; says what became of the launch."""
 
 
+class HeldInterrupt:
+    """Whether Ctrl-C was pressed while it was held back."""
+
+    pressed = False
+
+
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Delay a first Ctrl-C to the end of the block; a second one in the block interrupts at once."""
-    held = 0
+def interrupts_held() -> Iterator[HeldInterrupt]:
+    """Remember a first Ctrl-C in the block instead of delivering it; a second one interrupts at once.
+
+    It is not delivered at the end of the block either: there it could still come before the block's result is in anybody's hands.
+    """
+    held = HeldInterrupt()
 
     def hold(signum: int, frame: FrameType | None) -> None:
-        nonlocal held
-        held += 1
-        if held > 1:
+        if held.pressed:
             signal.default_int_handler(signum, frame)
+        held.pressed = True
 
     before = signal.signal(signal.SIGINT, hold)
     try:
-        yield
+        yield held
     finally:
         signal.signal(signal.SIGINT, before)
-    if held:
-        # Delivered to the code that follows, which knows what to cancel.
-        signal.raise_signal(signal.SIGINT)
 
 
-def follow_launch(client: Client, model_uid: str) -> Json:
+def follow_launch(client: Client, model_uid: str, held: HeldInterrupt) -> Json:
     """Show a launch to its end; returns the ready model.
+
+    Args:
+        held: a Ctrl-C from before the uid was known counts as the first one.
 
     Raises:
         XinferenceError: the launch failed.
@@ -55,10 +63,12 @@ def follow_launch(client: Client, model_uid: str) -> Json:
     """
     with LaunchProgress(model_uid) as progress:
         try:
-            return client.wait(model_uid, progress.show)
+            if not held.pressed:
+                return client.wait(model_uid, progress.show)
         except KeyboardInterrupt:
-            progress.say(f"cancelling the launch of {model_uid}; press Ctrl-C again to leave that to the server")
+            pass
         try:
+            progress.say(f"cancelling the launch of {model_uid}; press Ctrl-C again to leave that to the server")
             return _cancel(client, model_uid, progress)
         except KeyboardInterrupt:
             raise Interrupted(f"detached; `xinference show {model_uid}` tells what became of the launch") from None

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import httpx2
 
 KEY = "key-of-the-fake"
+GATE_SECONDS = 30.0
 STAGES = ("planned", "engine_starting", "ready")
 
 
@@ -52,6 +53,8 @@ class FakeServer:
         key: API key that is asked for, or None.
         fails: model uids whose launch fails, with the cause.
         holds: model uids whose launch stays in its first stage until it is cancelled.
+        stubborn: those of them whose cancellation never comes to its end.
+        gate: launches are answered only while it is set.
         hold_seconds: how long the event stream of a held launch stays open without an event.
         cuts: how many event streams break off after one event.
     """
@@ -59,12 +62,17 @@ class FakeServer:
     key: str | None = None
     fails: dict[str, str] = field(default_factory=dict)
     holds: set[str] = field(default_factory=set)
+    stubborn: set[str] = field(default_factory=set)
+    gate: threading.Event = field(default_factory=threading.Event)
     hold_seconds: float = 0.0
     cuts: int = 0
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     seen: list[tuple[str, str, Any, dict[str, str]]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
 
     def answer(self, method: str, target: str, body: Any, headers: dict[str, str]) -> Answer:
         """Answer one request. ``target`` is path and query, header names are lower case."""
@@ -73,6 +81,8 @@ class FakeServer:
         self.seen.append((method, target, body, headers))
         if self.key is not None and headers.get("authorization") != f"Bearer {self.key}" and url.path != "/health":
             return refusal(401, "invalid_api_key", "no valid API key was sent")
+        if (method, url.path) == ("POST", "/v1/models"):
+            self.gate.wait(timeout=GATE_SECONDS)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
         with self.changed:
             found = self._route(method, parts, params, body or {}, headers)
@@ -109,8 +119,8 @@ class FakeServer:
                 return Answer(body={"model_uid": uid, "terminated": True})
             case ("POST", "cancel"):
                 held = uid in self.holds
-                self.holds.discard(uid)
-                if held:
+                if held and uid not in self.stubborn:
+                    self.holds.discard(uid)
                     self._event(uid, "cancelled", "cancelled by the user", 1.0)
                 return Answer(body={"cancelled": held})
             case ("GET", "events"):

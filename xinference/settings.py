@@ -36,6 +36,7 @@ class Settings(BaseSettings):
     home: Path = Field(default=Path("~/.xinference"), description="keys, demo model, logs, sockets")
     host: str = "127.0.0.1"
     port: int = 9997
+    allowed_hosts: tuple[str, ...] = Field(default=(), description="further names in the Host header, for a reverse proxy before loopback")
     supervisor_port: int = Field(default=9998, description="xoscar port of the supervisor; 0 picks a free one")
     shm_dir: Path = Path("/dev/shm")  # noqa: S108  (shared memory is what is wanted)
     require_key: bool = Field(default=False, description="ask for an API key on loopback too")

@@ -1,0 +1,277 @@
+"""From the bytes of an inference request to the body a replica gets: pure, and all refusals happen here.
+
+The body is decoded once, checked, changed and encoded anew, so that a replica can never read something else out of it than was
+checked (duplicate keys, odd encodings). No other field than those named here is touched.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from xinference.api.schemas import (
+    Body,
+    ChatCompletionBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+    validate,
+)
+from xinference.errors import InvalidRequest, LimitExceeded, NotSupported
+from xinference.settings import Limits
+
+Json = dict[str, Any]
+
+# What only this server or the engine's own plugins may set: where cache comes from, and tensors that an engine would unpickle.
+RESERVED_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params", "prompt_embeds", "vllm_xargs")
+# Media parts make an engine fetch addresses that a client chose; they stay out until there is an allow-list for that.
+TEXT_PARTS: Final = frozenset({"text", "refusal", "thinking", "input_text", "output_text"})
+MEDIA_KEYS: Final = frozenset(
+    {
+        "image_url",
+        "audio_url",
+        "video_url",
+        "input_audio",
+        "input_image",
+        "image_pil",
+        "image_embeds",
+        "audio_embeds",
+        "video_embeds",
+        "prompt_embeds",
+        "uuid",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One proxied endpoint.
+
+    Args:
+        name: label in metrics.
+        summary: for people.
+        path: where a replica serves it.
+        schema: its body.
+        generates: whether it runs the engine and answers with usage, maybe streamed.
+        prompt_field: the field that a prompt which is too long is blamed on.
+    """
+
+    name: str
+    path: str
+    schema: type[Body]
+    summary: str
+    generates: bool = False
+    prompt_field: str = "prompt"
+
+
+CHAT: Final = Kind(
+    "chat.completions", "/v1/chat/completions", ChatCompletionBody, "Answer a conversation", generates=True, prompt_field="messages"
+)
+COMPLETIONS: Final = Kind("completions", "/v1/completions", CompletionBody, "Continue a text", generates=True)
+EMBEDDINGS: Final = Kind("embeddings", "/v1/embeddings", EmbeddingBody, "Embed texts", prompt_field="input")
+TOKENIZE: Final = Kind("tokenize", "/tokenize", TokenizeBody, "Token ids of a text or a conversation")
+DETOKENIZE: Final = Kind("detokenize", "/detokenize", DetokenizeBody, "Text of token ids", prompt_field="tokens")
+KINDS: Final = (CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE, DETOKENIZE)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked request.
+
+    Args:
+        model: the model uid asked for.
+        content: the body for the replica.
+        prefix: what routes similar prompts to one replica; see ``affinity_prefix``.
+        stream: whether the client wants a stream.
+        wants_usage: whether the client sees the usage figure.
+        num_choices: how many answers were asked for in all; each is an engine request of its own.
+        request_id: the client's own id from the body, if any.
+    """
+
+    model: str
+    content: bytes
+    prefix: str
+    stream: bool = False
+    wants_usage: bool = False
+    num_choices: int = 1
+    request_id: str | None = None
+
+
+def prepare(kind: Kind, raw: bytes, request_hex: str, limits: Limits) -> Prepared:
+    """Check a request and make the replica's body.
+
+    Args:
+        request_hex: 32 hex digits under which the engine accounts for this request.
+
+    Raises:
+        InvalidRequest: or one of its kinds; ``param`` is the field at fault.
+    """
+    body = decode(raw, limits.json_depth)
+    refuse_reserved(body)
+    check_limits(kind, body, limits)
+    validate(kind.schema, body)
+    refuse_media(body)
+    prefix = affinity_prefix(body)
+    if not kind.generates:
+        return Prepared(body["model"], msgspec.json.encode(body), prefix)
+    stream = bool(body.get("stream"))
+    wants_usage = ask_for_usage(body, stream)
+    body["kv_transfer_params"] = {"xavier": {"v": 1, "request": request_hex}}
+    return Prepared(
+        model=body["model"],
+        content=msgspec.json.encode(body),
+        prefix=prefix,
+        stream=stream,
+        wants_usage=wants_usage,
+        num_choices=(body.get("n") or 1) * num_prompts(body.get("prompt")),
+        request_id=body.get("request_id"),
+    )
+
+
+def decode(raw: bytes, max_depth: int) -> Json:
+    """Parse a JSON object.
+
+    Raises:
+        InvalidRequest: not JSON, not UTF-8, or not an object (code invalid_json).
+        LimitExceeded: nested deeper than ``max_depth``.
+    """
+    try:
+        body = msgspec.json.decode(raw)
+    except RecursionError:
+        raise LimitExceeded(f"the request body is nested deeper than {max_depth} levels") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the request body must be a JSON object", code="invalid_json")
+    # Depth cannot exceed the number of opening brackets, which is counted at memory speed; only bodies with many are walked.
+    if raw.count(b"[") + raw.count(b"{") > max_depth and deeper_than(body, max_depth):
+        raise LimitExceeded(f"the request body is nested deeper than {max_depth} levels")
+    return body
+
+
+def deeper_than(value: Any, max_depth: int) -> bool:
+    """Whether containers are nested deeper than this. The outermost counts as 1."""
+    level = [value]
+    for _ in range(max_depth):
+        level = [child for container in level for child in _children(container) if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _children(container: Json | list[Any]) -> Iterator[Any]:
+    return iter(container.values()) if isinstance(container, dict) else iter(container)
+
+
+def refuse_reserved(body: Json) -> None:
+    """Raises InvalidRequest for fields that clients may not send."""
+    for name in RESERVED_FIELDS:
+        if body.get(name) is not None:
+            raise InvalidRequest(f"'{name}' cannot be set by clients", param=name)
+
+
+def check_limits(kind: Kind, body: Json, limits: Limits) -> None:
+    """Raises LimitExceeded for values above a limit. Wrong types are left to ``validate``."""
+    _at_most(body, "n", limits.choices)
+    _at_most(body, "best_of", limits.choices)
+    _at_most(body, "top_logprobs", limits.logprobs)
+    _at_most(body, "prompt_logprobs", limits.logprobs)
+    if kind is COMPLETIONS:
+        _at_most(body, "logprobs", limits.logprobs)
+    _at_most_items(body, "messages", limits.messages)
+    _at_most_items(body, "stop", limits.stop_strings)
+    _at_most_items(body, "tools", limits.tools)
+    for field in ("prompt", "input"):
+        prompts = num_prompts(body.get(field))
+        if prompts > limits.prompts:
+            raise LimitExceeded(f"'{field}' holds {prompts} prompts, the limit is {limits.prompts}", param=field)
+        if prompts == 0:
+            raise InvalidRequest(f"'{field}' is empty", param=field)
+
+
+def _at_most(body: Json, field: str, limit: int) -> None:
+    value = body.get(field)
+    if isinstance(value, int) and not isinstance(value, bool) and (value > limit or value == -1):
+        shown = "the whole vocabulary" if value == -1 else str(value)
+        raise LimitExceeded(f"'{field}' is {shown}, the limit is {limit}", param=field)
+
+
+def _at_most_items(body: Json, field: str, limit: int) -> None:
+    value = body.get(field)
+    if isinstance(value, list) and len(value) > limit:
+        raise LimitExceeded(f"'{field}' has {len(value)} entries, the limit is {limit}", param=field)
+
+
+def num_prompts(prompt: Any) -> int:
+    """How many prompts a ``prompt`` or ``input`` value holds: a text or one list of token ids is one."""
+    if not isinstance(prompt, list):
+        return 1
+    if prompt and isinstance(prompt[0], int):
+        return 1
+    return len(prompt)
+
+
+def refuse_media(body: Json) -> None:
+    """Raises NotSupported for message parts that are not text."""
+    for index, message in enumerate(body.get("messages") or ()):
+        content = message.get("content")
+        if not isinstance(content, list):
+            continue
+        for place, part in enumerate(content):
+            if isinstance(part, dict) and (part["type"] not in TEXT_PARTS or not MEDIA_KEYS.isdisjoint(part)):
+                param = f"messages.{index}.content.{place}"
+                raise NotSupported("message parts other than text are not accepted by this server", param=param)
+
+
+def ask_for_usage(body: Json, stream: bool) -> bool:
+    """Make the replica report usage in a stream; returns whether the client asked for it too.
+
+    Raises:
+        InvalidRequest: ``stream_options`` without ``stream``.
+    """
+    options = body.get("stream_options")
+    if not stream:
+        if options is not None:
+            raise InvalidRequest("'stream_options' needs 'stream': true", param="stream_options")
+        return True
+    wanted = bool(options and options.get("include_usage"))
+    # The engine honours continuous_usage_stats only together with include_usage, which is always on towards it.
+    continuous = wanted and bool(options and options.get("continuous_usage_stats"))
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": continuous}
+    return wanted
+
+
+PREFIX_CHARACTERS: Final = 2048
+
+
+def affinity_prefix(body: Json) -> str:
+    """The first characters of the prompt, by which requests with a common beginning are sent to one replica.
+
+    Only equality matters to the caller; the text must not be logged.
+    """
+    parts: list[str] = [str(body.get("cache_salt") or "")]
+    room = PREFIX_CHARACTERS
+    for piece in _texts(body):
+        parts.append(piece[:room])
+        room -= len(piece)
+        if room <= 0:
+            break
+    return "\x00".join(parts)
+
+
+def _texts(body: Json) -> Iterator[str]:
+    for message in body.get("messages") or ():
+        content = message.get("content")
+        yield str(message.get("role"))
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from (part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+    prompt = body.get("prompt")
+    first = prompt[0] if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else prompt
+    if isinstance(first, str):
+        yield first
+    elif isinstance(first, list):
+        yield ",".join(map(str, first[: PREFIX_CHARACTERS // 4]))

@@ -1,0 +1,72 @@
+"""Streams of news: events, logs, cache statistics."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import PlainTextResponse, Response
+
+from xinference.api.administration import FINAL_STAGES
+from xinference.api.config import ApiConfig
+from xinference.api.control import ClusterClient
+from xinference.api.feed import Feed
+from xinference.api.routing import scoped_router, state_of
+from xinference.api.sse import json_event, text_event
+
+router: Final[APIRouter] = scoped_router()
+
+
+@router.get("/v1/models/{uid:path}/events", summary="What happens to a model, as server-sent events", response_class=Response)
+async def model_events(request: Request, uid: str, after: Annotated[int, Query(ge=0)] = 0, follow: bool = False) -> Response:
+    api = state_of(request)
+    resume = request.headers.get("last-event-id", "")
+    seen = max(after, int(resume)) if resume.isdecimal() else after
+    return Feed(api.gateway, event_news(api.cluster, api.config, uid, seen, follow))
+
+
+async def event_news(cluster: ClusterClient, config: ApiConfig, uid: str, after: int, follow: bool) -> AsyncIterator[bytes]:
+    """A model's events after a sequence number; ends with the launch unless ``follow``."""
+    while True:
+        found = await cluster.events(uid, after, config.event_poll_seconds)
+        for event in found:
+            after = event["seq"]
+            yield json_event(event, after)
+            if event["stage"] in FINAL_STAGES and not follow:
+                return
+        if not found:
+            yield b""
+
+
+@router.get("/v1/models/{uid:path}/logs", summary="The engines' log lines, as text or as server-sent events", response_class=Response)
+async def model_logs(
+    request: Request, uid: str, replica: str | None = None, tail: Annotated[int, Query(ge=0, le=100_000)] = 200, follow: bool = False
+) -> Response:
+    api = state_of(request)
+    if follow:
+        return Feed(api.gateway, log_news(api.cluster, api.config, uid, replica, tail))
+    found = await api.cluster.logs(uid, replica, tail, None)
+    return PlainTextResponse(found["text"])
+
+
+async def log_news(cluster: ClusterClient, config: ApiConfig, uid: str, replica: str | None, tail: int) -> AsyncIterator[bytes]:
+    """The last lines, then those that follow."""
+    after: int | None = None
+    while True:
+        found = await cluster.logs(uid, replica, tail, after)
+        after = found["next"]
+        yield text_event(found["text"]) if found["text"] else b""
+        await asyncio.sleep(config.log_poll_seconds)
+
+
+@router.get("/v1/models/{uid:path}/xavier/stream", summary="Cache statistics once a second, as server-sent events", response_class=Response)
+async def cache_stream(request: Request, uid: str) -> Response:
+    api = state_of(request)
+    return Feed(api.gateway, cache_news(api.cluster, api.config, uid))
+
+
+async def cache_news(cluster: ClusterClient, config: ApiConfig, uid: str) -> AsyncIterator[bytes]:
+    """The state of a model's shared cache, again and again."""
+    while True:
+        yield json_event(await cluster.xavier_status(uid))
+        await asyncio.sleep(config.xavier_stream_seconds)

@@ -7,6 +7,7 @@
     ├── SharedMemoryFull      the file system cannot give the bytes of a segment; needed and free bytes are in the message
     ├── SegmentRefused        a segment cannot be opened: `permanent` says whether asking again can help
     ├── ControlPageRefused    a control page cannot be opened, or a state does not fit into it
+    ├── ConflictingWrites     two different contents are to be written to one engine block; nothing has moved
     └── BookImbalance         a store's own books contradict each other: corruption of our own state
 
 Only BookImbalance means that something of ours is broken; all others are answers to bad input or to a full machine.
@@ -52,6 +53,10 @@ class SegmentRefused(XavierError):
 
 class ControlPageRefused(XavierError):
     """A control page cannot be opened, or a state does not fit into it."""
+
+
+class ConflictingWrites(XavierError):
+    """A plan of copies writes different content to one engine block. Raised before anything moves."""
 
 
 class BookImbalance(XavierError):

@@ -16,10 +16,10 @@ FINGERPRINT = "fake"
 
 def usage(call: Call, num_output_tokens: int, cached_tokens: int) -> dict[str, Any]:
     prompt = sum(len(p) for p in call.prompts)
-    details = {"cached_tokens": cached_tokens}
+    details = {"cached_tokens": cached_tokens, "created_cache_tokens": None, "multimodal_tokens": None}
     return {
         "prompt_tokens": prompt, "total_tokens": prompt + num_output_tokens, "completion_tokens": num_output_tokens,
-        "prompt_tokens_details": details,
+        "prompt_tokens_details": details, "completion_tokens_details": None,
     }  # fmt: skip
 
 
@@ -52,12 +52,13 @@ class Answer:
             "id": self.id, "object": "chat.completion" if self._call.chat else "text_completion", "created": self._created,
             "model": self._call.model, "choices": [build(i, pieces) for i, pieces in enumerate(choices)],
             "service_tier": None, "system_fingerprint": FINGERPRINT, "usage": usage(self._call, num_output_tokens, cached_tokens),
-            "kv_transfer_params": None,
+            "kv_transfer_params": None, "metrics": None,
         }  # fmt: skip
 
     def _chat_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         call, text = self._call, "".join(p.text for p in pieces)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": None, "audio": None}
+        message |= {"function_call": None, "reasoning": None}
         if call.tools:
             message["content"] = "" if call.named_tool else None
             message["tool_calls"] = [
@@ -124,7 +125,10 @@ class Answer:
         return self._chunk([choice])
 
     def usage_chunk(self, num_output_tokens: int, cached_tokens: int) -> dict[str, Any]:
-        return {**self._chunk([]), "usage": usage(self._call, num_output_tokens, cached_tokens), "system_fingerprint": FINGERPRINT}
+        counts = usage(self._call, num_output_tokens, cached_tokens)
+        counts["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+        del counts["completion_tokens_details"]  # nulls are left out of this chunk
+        return {**self._chunk([]), "usage": counts, "system_fingerprint": FINGERPRINT}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._call.chat else "text_completion"
@@ -139,10 +143,10 @@ class Answer:
             function: dict[str, Any] = {"arguments": arguments}
             delta: dict[str, Any] = {"index": i, "function": function}
             if start <= sum(len(t.arguments) for t in self._call.tools[:i]):
-                delta |= {"id": self._tool_ids[index][i], "type": "function"}
-                function["name"] = name
+                delta = {"id": self._tool_ids[index][i], "type": "function", **delta}
+                delta["function"] = {"name": name, **function}
             deltas.append(delta)
-        return {"tool_calls": deltas} if deltas else {}
+        return {"content": None, "tool_calls": deltas} if deltas else {}
 
     # ---- details
 

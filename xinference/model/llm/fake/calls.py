@@ -6,12 +6,13 @@ from typing import Any
 
 from xinference.model.llm.fake import guided, refusal, vocabulary
 from xinference.model.llm.fake.guided import ToolCall
-from xinference.model.llm.fake.refusal import Refused
+from xinference.model.llm.fake.refusal import Refused, invalid
 from xinference.model.llm.fake.request import Sampling
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 16384
 MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 4
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class Fields:
         values = [value] if isinstance(value, str) else (value or [])
         if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
             raise refusal.invalid_field(f"body.{name}", "Input should be a valid string", value)
+        if len(values) > MAX_STOP_STRINGS:
+            raise refusal.invalid_field(f"body.{name}", f"List should have at most {MAX_STOP_STRINGS} items", value)
         return tuple(v for v in values if v)
 
 
@@ -96,7 +99,7 @@ def completion_call(body: Any, served: str, max_model_len: int) -> Call:
     """Raises Refused."""
     fields = Fields(body)
     if fields.string("suffix"):
-        raise Refused("suffix is not currently supported")
+        raise Refused("suffix is only supported for models with FIM completion rendering", param="suffix")
     prompts = tuple(_prompts(fields.body.get("prompt"), max_model_len))
     count = fields.body.get("logprobs")
     logprobs = None if count is None else _bounded_logprobs(fields.integer("logprobs", 0), "logprobs")
@@ -116,7 +119,7 @@ def chat_call(body: Any, served: str, max_model_len: int) -> Call:
     if fields.boolean("logprobs"):
         logprobs = _bounded_logprobs(fields.integer("top_logprobs", 0), "top_logprobs")
     elif fields.integer("top_logprobs", 0):
-        raise Refused("when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
+        raise invalid("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
     calls = tuple(guided.tool_calls(tools, choice, text_of(messages[-1]))) if tools else ()
     prompt = tuple(render(messages, tools if choice != "none" else []))
     name = "max_completion_tokens" if fields.body.get("max_completion_tokens") is not None else "max_tokens"
@@ -134,7 +137,9 @@ def _call(
         raise refusal.no_such_model(model, served)
     n = fields.integer("n", 1)
     if not 1 <= n <= MAX_CHOICES:
-        raise Refused(f"n must be at least 1, got {n}." if n < 1 else f"n must be at most {MAX_CHOICES}, got {n}.", param="n")
+        raise Refused(f"n must be at least 1, got {n}." if n < 1 else f"n must be at most {MAX_CHOICES}, got {n}.")
+    if n > 1 and fields.body.get("temperature") == 0:
+        raise Refused(f"n must be 1 when using greedy sampling, got {n}.")
     if asked > max_model_len:
         raise refusal.too_many_output_tokens(asked_name, asked, max_model_len)
     longest = max(len(prompt) for prompt in prompts)
@@ -142,12 +147,12 @@ def _call(
         raise refusal.prompt_too_long(max_model_len, longest)
     max_tokens = min(asked, max_model_len - longest)
     if max_tokens < 1:
-        raise Refused(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
+        raise invalid(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     _check_sampling(fields)
     options = fields.mapping("stream_options")
     stream = fields.boolean("stream")
     if options and not stream:
-        raise Refused("Stream options can only be defined when `stream=True`.", param="stream_options")
+        raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
     return Call(
         chat=chat, model=model, prompts=prompts, n=n, stop=fields.strings("stop"), keep_stop=fields.boolean("include_stop_str_in_output"),
         stream=stream, include_usage=bool(options.get("include_usage")), usage_in_every_chunk=bool(options.get("continuous_usage_stats")),
@@ -178,7 +183,7 @@ def _structured(fields: Fields) -> str | None:
         return json.dumps({"answer": "river stone"})
     if kind == "json_schema":
         if not isinstance(wanted.get("json_schema"), dict):
-            raise Refused("When response_format type is 'json_schema', the 'json_schema' field must be provided.", param="response_format")
+            raise invalid("When response_format type is 'json_schema', the 'json_schema' field must be provided.", "response_format")
         return json.dumps(guided.instance_of(wanted["json_schema"].get("schema") or {}))
     if kind != "text":
         raise refusal.invalid_field("body.response_format.type", "Input should be 'text', 'json_object' or 'json_schema'", kind)
@@ -189,27 +194,29 @@ def _check_sampling(fields: Fields) -> None:
     temperature = fields.number("temperature", 1.0)
     if not 0 <= temperature <= 2:
         text = "must be non-negative" if temperature < 0 else "must be in [0, 2]"
-        raise Refused(f"temperature {text}, got {temperature}.", param="temperature")
+        raise invalid(f"temperature {text}, got {temperature}.", "temperature", temperature)
     top_p = fields.number("top_p", 1.0)
     if not 0 < top_p <= 1:
-        raise Refused(f"top_p must be in (0, 1], got {top_p}.", param="top_p")
+        raise invalid(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2 <= fields.number(name, 0.0) <= 2:
-            raise Refused(f"{name} must be in [-2, 2], got {fields.body[name]}.")
+            raise Refused(f"{name} must be in [-2, 2], got {fields.number(name, 0.0)}.")
 
 
 def _bounded_logprobs(count: int, name: str) -> int:
     if count < 0:
-        raise Refused(f"`{name}` must be a positive value or -1.", param=name)
+        raise invalid(f"`{name}` must be a positive value or -1.", name, count)
     if count > MAX_LOGPROBS:
-        raise Refused(f"Requested sample logprobs of {count}, which is greater than max allowed: {MAX_LOGPROBS}", param="logprobs")
+        raise invalid(f"Requested sample logprobs of {count}, which is greater than max allowed: {MAX_LOGPROBS}", "logprobs", count)
     return count
 
 
 def _prompts(prompt: Any, max_model_len: int) -> list[tuple[int, ...]]:
     """All forms of a prompt as token ids: a text, texts, token ids, lists of token ids."""
-    if prompt in (None, "", []):
-        raise Refused("Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
+    if prompt in (None, ""):
+        raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if prompt == []:
+        raise Refused("You must pass at least one prompt")
     items = [prompt] if isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], int)) else prompt
     if not isinstance(items, list):
         raise refusal.invalid_field("body.prompt", "Input should be a valid string", prompt)
@@ -233,7 +240,7 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise refusal.invalid_field("body.messages", "Input should be a valid list", messages)
     if not messages:
-        raise Refused("List should have at least 1 item", param="messages")
+        raise Refused("Cannot apply chat template to an empty conversation. Provide at least one message.")
     for index, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise refusal.invalid_field(f"body.messages.{index}.role", "Field required", message)
@@ -250,8 +257,7 @@ def text_of(message: dict[str, Any]) -> str:
     texts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else part
-            raise Refused(f"This model does not support multi-modal input: {kind!r:.40}")
+            raise Refused("this is not a multimodal model")
         texts.append(str(part.get("text", "")))
     return "\n".join(texts)
 
@@ -281,10 +287,10 @@ def _tools(fields: Fields) -> tuple[list[dict[str, Any]], Any]:
     tools = fields.body.get("tools")
     choice = fields.body.get("tool_choice")
     if tools == []:
-        raise Refused("`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", param="tools")
+        raise invalid("`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", "tools")
     if tools is None:
         if choice not in (None, "none"):
-            raise Refused("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+            raise invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
         return [], "none"
     valid = isinstance(tools, list) and all(
         isinstance(t, dict) and isinstance(t.get("function"), dict) and isinstance(t["function"].get("name"), str) for t in tools
@@ -295,14 +301,12 @@ def _tools(fields: Fields) -> tuple[list[dict[str, Any]], Any]:
     if isinstance(choice, dict):
         function = choice.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refused(f"Expected field `function` in `tool_choice`, got {choice!r:.80}", param="tool_choice.function")
+            raise invalid("Expected field `function` in `tool_choice`!", "tool_choice.function")
         if function["name"] not in [t["function"]["name"] for t in tools]:
-            raise Refused("The tool specified in `tool_choice` does not match any of the specified `tools`", param="tool_choice")
+            raise invalid("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
     elif choice not in ("none", "auto", "required"):
-        raise Refused(
-            f"Invalid value for `tool_choice`: {choice}! Only named tools, \"none\", \"auto\" or \"required\" are supported.",
-            param="tool_choice",
-        )  # fmt: skip
+        text = f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are supported.'
+        raise invalid(text, "tool_choice")
     return tools, choice
 
 

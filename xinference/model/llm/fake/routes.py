@@ -17,7 +17,7 @@ from xinference.model.llm.fake.calls import Call
 from xinference.model.llm.fake.config import FakeConfigRefused, Faults, changed
 from xinference.model.llm.fake.engine import EngineFailed, FakeEngine
 from xinference.model.llm.fake.metrics import Metrics
-from xinference.model.llm.fake.refusal import Refused, no_such_model
+from xinference.model.llm.fake.refusal import Refused, invalid_field, no_such_model
 from xinference.model.llm.fake.request import Sequence
 from xinference.model.llm.fake.transcript import Piece, Transcript
 
@@ -70,8 +70,8 @@ class FakeServer:
             response: web.StreamResponse = await handler(request)
         except Refused as refused:
             return web.json_response(refused.body, status=refused.status)
-        except web.HTTPException as error:
-            return web.json_response(Refused(error.reason, error.status, error.reason).body, status=error.status)
+        except web.HTTPException as error:  # vLLM's router answers these itself, in its framework's shape
+            return web.json_response({"detail": error.reason}, status=error.status)
         except EngineFailed as failed:
             return web.json_response(Refused(str(failed), 500, "InternalServerError").body, status=500)
         return response
@@ -109,10 +109,10 @@ class FakeServer:
     async def detokenize(self, request: web.Request) -> web.Response:
         fields = calls.Fields(await self._body(request))
         self._check_model(fields)
-        try:
-            return web.json_response({"prompt": vocabulary.decode(fields.body.get("tokens") or [])})
-        except (IndexError, TypeError) as error:
-            raise Refused("Token id out of vocabulary", param="tokens") from error
+        tokens = fields.body.get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(t, int) and t >= 0 for t in tokens):
+            raise invalid_field("body.tokens", "Input should be a valid list", tokens)
+        return web.json_response({"prompt": vocabulary.decode(t for t in tokens if t < vocabulary.VOCAB_SIZE)})
 
     async def state(self, request: web.Request) -> web.Response:
         """What tests look at: queues, ended requests, what was received, which requests were aborted."""
@@ -265,6 +265,8 @@ class FakeServer:
             raise no_such_model(model, self.model_name)
 
     async def _body(self, request: web.Request) -> Any:
+        if request.content_type != "application/json":
+            raise Refused("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", 400, "Bad Request")
         raw = await request.read()
         try:
             return json.loads(raw) if raw else {}

@@ -21,6 +21,7 @@ CONNECTOR_MODULE = "xinference.model.llm.vllm.xavier.connector.connector"
 # Sizes of attention heads that vLLM's CPU kernels are compiled for (v1/attention/backends/cpu_attn.py, 0.32).
 CPU_HEAD_DIMS = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
 CPU_BLOCK_MULTIPLE = 32
+SHUTDOWN_SECONDS = 5  # for open requests after SIGTERM; a stop must allow for more than this before it kills
 # What the launcher decides. A user's value for one of these would contradict it.
 RESERVED = frozenset(
     {
@@ -143,6 +144,8 @@ def _defaults(start: VllmStart, flavour: Flavour, known: KnownArguments) -> dict
         "gpu_memory_utilization": start.gpu_memory_utilization,
         "tool_call_parser": family.tool_parser,
         "reasoning_parser": family.reasoning_parser,
+        # Without it SIGTERM kills the engine core in the middle of its own shutdown (0.32), and the cache is not flushed.
+        "shutdown_timeout": SHUTDOWN_SECONDS if "shutdown_timeout" in known else None,
     }
     if flavour.device == "cpu":
         values["dtype"] = "bfloat16"

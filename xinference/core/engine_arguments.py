@@ -16,20 +16,30 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-SWITCHES = _names("""async_scheduling disable_cascade_attn
-    disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_log_stats disable_sliding_window
-    enable_auto_tool_choice enable_chunked_prefill enable_expert_parallel enable_force_include_usage enable_log_requests enable_lora
-    enable_prefix_caching enable_prompt_tokens_details enforce_eager fully_sharded_loras kv_cache_metrics return_tokens_as_token_ids
-    skip_mm_profiling""")
-COUNTS = _names("""block_size kv_cache_memory_bytes long_prefill_token_threshold max_cpu_loras max_cudagraph_capture_size max_logprobs max_lora_rank
-    max_loras max_model_len max_num_batched_tokens max_num_seqs max_parallel_loading_workers num_gpu_blocks_override
-    pipeline_parallel_size seed stream_interval tensor_parallel_size data_parallel_size""")
+SWITCHES = _names("""
+    async_scheduling disable_cascade_attn disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_log_stats
+    disable_sliding_window enable_auto_tool_choice enable_chunked_prefill enable_expert_parallel enable_force_include_usage
+    enable_log_requests enable_lora enable_prefix_caching enable_prompt_tokens_details enforce_eager fully_sharded_loras
+    kv_cache_metrics return_tokens_as_token_ids skip_mm_profiling
+    """)
+COUNTS = _names("""
+    block_size kv_cache_memory_bytes long_prefill_token_threshold max_cpu_loras max_cudagraph_capture_size max_logprobs
+    max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_seqs max_parallel_loading_workers
+    num_gpu_blocks_override pipeline_parallel_size seed stream_interval tensor_parallel_size data_parallel_size
+    """)
 FRACTIONS = _names("cpu_offload_gb gpu_memory_utilization")
-WORDS = _names("""chat_template_content_format dtype kv_cache_dtype load_format logprobs_mode mamba_cache_dtype
-    mamba_ssm_cache_dtype optimization_level performance_mode prefix_caching_hash_algo quantization reasoning_parser response_role revision
-    scheduling_policy tokenizer_mode tokenizer_revision tool_call_parser""")
-STRUCTURES = _names("""attention_config compilation_config cudagraph_capture_sizes default_chat_template_kwargs generation_config limit_mm_per_prompt
-    mm_processor_kwargs override_generation_config reasoning_config speculative_config structured_outputs_config""")
+WORDS = _names("""
+    chat_template_content_format dtype kv_cache_dtype load_format logprobs_mode mamba_cache_dtype mamba_ssm_cache_dtype
+    optimization_level performance_mode prefix_caching_hash_algo quantization reasoning_parser response_role revision
+    scheduling_policy tokenizer_mode tokenizer_revision tool_call_parser
+    """)
+STRUCTURES = _names("""
+    attention_config compilation_config cudagraph_capture_sizes default_chat_template_kwargs generation_config
+    limit_mm_per_prompt mm_processor_kwargs override_generation_config reasoning_config speculative_config
+    structured_outputs_config
+    """)
+# What the fake engine of the test suite takes beside those: sizes, and faults on command.
+FAKE_ARGUMENTS = _names("num_blocks eos_every hash_seed start_delay_seconds fail_start ignore_sigterm faults")
 ALLOWED = SWITCHES | COUNTS | FRACTIONS | WORDS | STRUCTURES
 
 _OURS = "the launcher sets it"
@@ -39,22 +49,28 @@ _READS = "it makes the engine read files or addresses of the caller's choice"
 DENIED: dict[str, str] = {
     "trust_remote_code": _REMOTE,
     **dict.fromkeys(
-        _names("""middleware tool_server tool_parser_plugin reasoning_parser_plugin worker_cls worker_extension_cls scheduler_cls logits_processors
-        io_processor_plugin load_plugins model_class_overrides model_loader_extra_config plugins hf_overrides
-        lora_modules code_revision kv_connector_module_path additional_config profiler_config"""),
+        _names("""
+    middleware tool_server tool_parser_plugin reasoning_parser_plugin worker_cls worker_extension_cls scheduler_cls
+    logits_processors io_processor_plugin load_plugins model_class_overrides model_loader_extra_config plugins hf_overrides
+    lora_modules code_revision kv_connector_module_path additional_config profiler_config
+    """),
         _CODE,
     ),
     **dict.fromkeys(
-        _names("""chat_template allowed_local_media_path allowed_media_domains download_dir hf_config_path tokenizer log_config_file
-        otlp_traces_endpoint hf_token model_weights speculative_model ssl_keyfile ssl_certfile ssl_ca_certs"""),
+        _names("""
+    chat_template allowed_local_media_path allowed_media_domains download_dir hf_config_path tokenizer log_config_file
+    otlp_traces_endpoint hf_token model_weights speculative_model ssl_keyfile ssl_certfile ssl_ca_certs
+    """),
         _READS,
     ),
     **dict.fromkeys(
-        _names("""model served_model_name host port uds api_key root_path allowed_origins allowed_methods allowed_headers allow_credentials
-        kv_transfer_config kv_events_config kv_offloading_backend kv_offloading_size ec_transfer_config weight_transfer_config
-        distributed_executor_backend headless api_server_count data_parallel_address data_parallel_rpc_port data_parallel_backend
-        data_parallel_rank data_parallel_size_local master_addr master_port nnodes node_rank runner
-        enable_request_id_headers disable_fastapi_docs enable_server_load_tracking enable_sleep_mode"""),
+        _names("""
+    model served_model_name host port uds api_key root_path allowed_origins allowed_methods allowed_headers allow_credentials
+    kv_transfer_config kv_events_config kv_offloading_backend kv_offloading_size ec_transfer_config weight_transfer_config
+    distributed_executor_backend headless api_server_count data_parallel_address data_parallel_rpc_port data_parallel_backend
+    data_parallel_rank data_parallel_size_local master_addr master_port nnodes node_rank runner enable_request_id_headers
+    disable_fastapi_docs enable_server_load_tracking enable_sleep_mode
+    """),
         _OURS,
     ),
 }

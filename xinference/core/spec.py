@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import AliasChoices as Names
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from xinference.core.engine_arguments import ALLOWED, DENIED, canonical, check_engine_arguments, nearest
+from xinference.core.engine_arguments import ALLOWED, DENIED, FAKE_ARGUMENTS, canonical, check_engine_arguments, nearest
 from xinference.core.environment import check_environment
 from xinference.errors import InvalidRequest, NotSupported
 
@@ -146,12 +146,11 @@ class LaunchSpec(Strict):
 SPELLINGS = frozenset(LaunchSpec.model_fields) | {"size_in_billions", "transfer_backend_type"}
 
 
-def parse_spec(body: dict[str, Any], extra_arguments: frozenset[str] = frozenset()) -> LaunchSpec:
+def parse_spec(body: dict[str, Any]) -> LaunchSpec:
     """Check a launch request.
 
     Args:
         body: field -> value, as it came over the wire. Known engine arguments may stand beside the fields; they move to ``engine_config``.
-        extra_arguments: engine arguments that exist beside vLLM's, for the fake engine.
 
     Raises:
         InvalidRequest: with the field at fault in ``param`` and how to mend it in the message.
@@ -159,6 +158,7 @@ def parse_spec(body: dict[str, Any], extra_arguments: frozenset[str] = frozenset
     """
     if not isinstance(body, dict):
         raise InvalidRequest("a launch is a JSON object")
+    extra_arguments = FAKE_ARGUMENTS if str(body.get("model_engine", "")).lower() == Engine.FAKE else frozenset[str]()
     fields: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     for given, value in body.items():

@@ -1,0 +1,152 @@
+"""What a replica's segment says: budget, counters, accounting records. Read from the replica's own process, never by a call to the engine."""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from xinference.core.machine import Machine
+from xinference.core.orders import ReplicaOrder
+from xinference.model.llm.vllm.xavier.directory.names import parse_name
+from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
+from xinference.model.llm.vllm.xavier.directory.requests import SOURCES, RequestEntry
+from xinference.model.llm.vllm.xavier.errors import XavierError
+
+POLL_SECONDS = 0.002  # while somebody waits for a record: a look costs some microseconds
+CONFIRM_POLL_SECONDS = 0.02
+# What is not taken from a cache of any kind.
+NOT_CACHED = ("handed_over", "computed")
+
+
+class CacheView:
+    """The segment of one engine start, mapped when it is first wanted and exists."""
+
+    def __init__(self, machine: Machine, order: ReplicaOrder) -> None:
+        self._machine = machine
+        self._order = order
+        self._reader: SegmentReader | None = None
+
+    def report(self) -> dict[str, Any] | None:
+        """Tier, counters and token sources, or None while there is no segment."""
+        reader = self._open()
+        if reader is None:
+            return None
+        header, counters = reader.header(), reader.counters()
+        name = parse_name(os.path.basename(reader.path))
+        geometry = reader.geometry
+        return {
+            "namespace": None if name is None else name.namespace,
+            "epoch_confirmed": header["epoch_confirmed"],
+            "tiers": {
+                "cpu": {
+                    "budget_bytes": None if self._order.cache is None else self._order.cache.cpu_cache_bytes,
+                    "file_bytes": geometry.file_bytes,
+                    "book_bytes": geometry.book_bytes,
+                    "used_bytes": header["used_bytes"],
+                    "blocks": header["used_blocks"],
+                    "capacity_blocks": geometry.num_places,
+                    "block_bytes": geometry.place_bytes,
+                    "tokens_per_block": self._order.block_size,
+                }
+            },
+            "sources": {source: counters[f"prompt_tokens_{source}"] for source in SOURCES},
+            "counters": counters,
+        }
+
+    async def wait_confirmed(self, epoch: int, wait_seconds: float) -> bool:
+        """Whether the engine's slab holds nothing older than ``epoch``; waits that long for it."""
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            reader = self._open()
+            if reader is not None and reader.header()["epoch_confirmed"] >= epoch:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(CONFIRM_POLL_SECONDS)
+
+    async def wait_request(self, request: str, wait_seconds: float) -> dict[str, Any] | None:
+        """The record of a request whose accounting is fixed, or None if there is none within the time.
+
+        Args:
+            request: 32 hex digits, as the route drew them.
+        """
+        key = bytes.fromhex(request)
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            reader = self._open()
+            entries = reader.find_request(key) if reader is not None else []
+            if entries and entries[-1].state != "running":
+                return self._as_record(entries[-1])
+            if time.monotonic() >= deadline:
+                return None
+            await asyncio.sleep(POLL_SECONDS)
+
+    def recent(self, limit: int) -> list[dict[str, Any]]:
+        """The newest records, newest first."""
+        reader = self._open()
+        if reader is None or limit <= 0:
+            return []
+        entries, _ = reader.requests_since(0)
+        return [self._as_record(entry) for entry in reversed(entries[-limit:])]
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _as_record(self, entry: RequestEntry) -> dict[str, Any]:
+        sources = dict(zip(SOURCES, entry.sources, strict=True))
+        return {
+            "request_id": entry.request.hex(),
+            "model_uid": self._order.model_uid,
+            "replica_uid": self._order.replica_uid,
+            "state": "running" if entry.state == "first_token" else entry.state,
+            "prompt_tokens": entry.prompt_tokens,
+            "output_tokens": entry.output_tokens,
+            "sources": sources,
+            "cached_tokens": sum(tokens for source, tokens in sources.items() if source not in NOT_CACHED),
+            "recomputed_tokens": entry.recomputed_tokens,
+            "times": {
+                "queued": _unix(entry.queued_us),
+                "scheduled": _unix(entry.scheduled_us),
+                "load_started": _unix(entry.load_started_us),
+                "loaded": _unix(entry.loaded_us),
+                "first_token": _unix(entry.first_token_us),
+                "finished": _unix(entry.finished_us),
+            },
+        }
+
+    def _open(self) -> SegmentReader | None:
+        if self._reader is not None and not self._reader.replaced():
+            return self._reader
+        self.close()
+        for path in self._candidates():
+            try:
+                self._reader = SegmentReader.open(path, expected_incarnation=self._order.incarnation)
+            except (XavierError, OSError):  # not there yet, or of a former start
+                continue
+            return self._reader
+        return None
+
+    def _candidates(self) -> list[str]:
+        """The replica's segments; more than one if it was relaunched in another namespace."""
+        if self._order.cache is None:
+            return []
+        found = []
+        for entry in os.listdir(self._machine.shm_dir):
+            name = parse_name(entry)
+            if (
+                name
+                and not name.unfinished
+                and name.namespace
+                and (name.worker_id, name.replica_uid) == (self._machine.worker_id, self._order.replica_uid)
+            ):
+                found.append(os.path.join(self._machine.shm_dir, entry))
+        return found
+
+
+def _unix(monotonic_us: int) -> float | None:
+    """CLOCK_MONOTONIC microseconds as unix seconds; None for "has not happened"."""
+    if not monotonic_us:
+        return None
+    return time.time() - time.monotonic() + monotonic_us / 1e6

@@ -1,0 +1,28 @@
+"""Calls to actors of other processes: always with a deadline, and with one error for "it did not answer".
+
+``xo.wait_for`` and not asyncio's: a cancelled actor call waits for the other side to confirm the cancellation, which a hung process never
+does. After a timeout the effect of the call is unknown; every call of ours is idempotent or bound to an incarnation.
+"""
+
+from collections.abc import Awaitable
+from typing import Any
+
+import xoscar as xo
+from xoscar.errors import ActorNotExist, ServerClosed
+
+from xinference.core.errors import Unreachable
+
+
+async def call(awaitable: Awaitable[Any], timeout_seconds: float) -> Any:
+    """Await an actor call.
+
+    Raises:
+        Unreachable: the other process is dead, hung, or has no such actor.
+        Whatever the method itself raised.
+    """
+    try:
+        return await xo.wait_for(awaitable, timeout_seconds)
+    except TimeoutError:
+        raise Unreachable(f"no answer within {timeout_seconds:g} s") from None
+    except (ServerClosed, ConnectionError, ActorNotExist) as error:
+        raise Unreachable(f"the process is gone ({type(error).__name__})") from error

@@ -1,0 +1,127 @@
+"""Replica processes as xoscar sub-pools: made one after the other, never left half made.
+
+What xoscar (0.12) does and what is done about it:
+    * a cancelled ``append_sub_pool`` leaves a live process that nobody knows: it is shielded, and whoever it makes is removed;
+    * a failed one leaves an entry in the pool's configuration, after which every later one fails: the entry is taken out;
+    * a sub-pool is killed when the thread that made it ends: pools are made on the main thread only;
+    * a large environment does not fit its start-up memory block: nothing is passed through it, the order goes to the actor's constructor.
+"""
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import xoscar as xo
+
+from xinference.core.calls import call
+from xinference.core.errors import CoreError, Unreachable
+from xinference.core.machine import Machine
+from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
+from xinference.core.replica import REPLICA_UID, ReplicaActor
+
+logger = logging.getLogger(__name__)
+
+APPEND_SECONDS = 60.0  # for a process to start on a busy machine; usually below one
+CREATE_SECONDS = 30.0
+START_SECONDS = 30.0  # for the engine's process to run, not to serve
+REMOVE_SECONDS = 2.0  # for a replica process to end by itself before it is killed
+
+
+class RemoteReplica:
+    """The actor of one replica, in its process. Every method raises Unreachable when it does not answer."""
+
+    def __init__(self, ref: Any, address: str, hang_seconds: float) -> None:
+        self.address = address
+        self._ref = ref
+        self._hang_seconds = hang_seconds
+
+    async def start(self, control: Control) -> None:
+        await call(self._ref.start(control.to_wire()), START_SECONDS)
+
+    async def report(self) -> ReplicaReport:
+        return ReplicaReport.from_wire(await call(self._ref.report(), self._hang_seconds))
+
+    async def write_control(self, control: Control) -> None:
+        await call(self._ref.write_control(control.to_wire()), self._hang_seconds)
+
+    async def stop(self, grace_seconds: float) -> None:
+        await call(self._ref.stop(grace_seconds), grace_seconds + self._hang_seconds)
+
+
+class SubPools:
+    """Makes and ends replica processes in one main pool.
+
+    Args:
+        machine: handed to each replica.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.pool: Any = None  # the main pool of this process; set before the first use
+        self._machine = machine
+        self._making = asyncio.Lock()
+        self._address_by_order: dict[tuple[str, int], str] = {}
+        self._strays: set[asyncio.Task[Any]] = set()
+
+    async def open(self, order: ReplicaOrder) -> RemoteReplica:
+        """A new process with the order's actor in it.
+
+        Raises:
+            CoreError: the process or its actor could not be made; nothing is left of it after ``close``.
+        """
+        key = (order.replica_uid, order.incarnation)
+        appended = asyncio.create_task(self._append(order))
+        try:
+            address = await asyncio.shield(appended)
+        except asyncio.CancelledError:
+            self._keep(asyncio.create_task(self._remove_when_made(appended)))
+            raise
+        self._address_by_order[key] = address
+        ref = await call(
+            xo.create_actor(
+                ReplicaActor, order.to_wire(), self._machine.to_wire(), self.pool.external_address, uid=REPLICA_UID, address=address
+            ),
+            CREATE_SECONDS,
+        )
+        return RemoteReplica(ref, address, self._machine.watch.hang_seconds)
+
+    async def close(self, order: ReplicaOrder) -> None:
+        """End the order's process. Idempotent."""
+        address = self._address_by_order.pop((order.replica_uid, order.incarnation), None)
+        if address is not None:
+            await self._remove(address)
+
+    async def settle(self) -> None:
+        """Wait until the remains of cancelled starts are gone."""
+        while self._strays:
+            await asyncio.wait(self._strays)
+
+    async def _append(self, order: ReplicaOrder) -> str:
+        assert threading.current_thread() is threading.main_thread()
+        async with self._making:
+            before = set(self.pool._config.get_process_indexes())
+            try:
+                address: str = await self.pool.append_sub_pool(label=order.replica_uid, modules=["xinference.core.pool_modules"])
+            except Exception as error:
+                for index in set(self.pool._config.get_process_indexes()) - before:
+                    self.pool._config.remove_pool_config(index)
+                raise CoreError(f"could not start the process of replica {order.replica_uid}: {error}") from error
+            return address
+
+    async def _remove_when_made(self, appended: "asyncio.Task[str]") -> None:
+        await asyncio.wait({appended}, timeout=APPEND_SECONDS)
+        if appended.done() and not appended.cancelled() and appended.exception() is None:
+            await self._remove(appended.result())
+
+    async def _remove(self, address: str) -> None:
+        if address not in self.pool.sub_processes:
+            return
+        process = self.pool.sub_processes[address]
+        try:
+            await self.pool.remove_sub_pool(address, timeout=REMOVE_SECONDS, force=process.returncode is not None)
+        except (Unreachable, OSError, TimeoutError) as error:
+            logger.warning("the process at %s did not stop cleanly: %s", address, error)
+
+    def _keep(self, task: "asyncio.Task[Any]") -> None:
+        self._strays.add(task)
+        task.add_done_callback(self._strays.discard)

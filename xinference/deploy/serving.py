@@ -1,0 +1,131 @@
+"""Running a server process from its options to its end.
+
+    start ──> serving ── first signal ──> draining (api/server.py) ──> stopping ──> nothing left
+                         a further signal ends the draining; while stopping, signals are answered with a line of log
+
+Importing this imports FastAPI and, inside the cluster's functions, xoscar: only server processes do.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from xinference.api.app import create_app
+from xinference.api.auth import ADMIN_KEY_FILE, KeyRing, key_ring, load_admin_key
+from xinference.api.server import listen, serve
+from xinference.core.cluster import LocalCluster
+from xinference.errors import Conflict, InvalidRequest
+from xinference.settings import Limits, Settings
+
+logger = logging.getLogger(__name__)
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+# All requests have ended or were told that they have: engines only need to tidy up.
+ENGINE_GRACE_SECONDS: Final = 5.0
+LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where the API is reached: a listening socket, and the keys that it asks for."""
+
+    listener: socket.socket
+    keys: KeyRing
+
+    @property
+    def address(self) -> str:
+        host, port = self.listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def set_up_logging(level: str) -> None:
+    """Log to stderr; one line per event."""
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+
+
+def open_door(settings: Settings) -> Door:
+    """Bind before anything is started, so that a taken port costs nothing.
+
+    Raises:
+        InvalidRequest: the administrator's key cannot be had, so that nobody else's machine may be let in.
+        Conflict: the port is taken.
+    """
+    try:
+        admin_key = load_admin_key(settings.home_dir)
+    except OSError as error:
+        raise InvalidRequest(f"no API key can be kept in {settings.home_dir}: {error}", param="home") from error
+    keys = key_ring(settings, admin_key)
+    try:
+        return Door(listen(settings.host, settings.port), keys)
+    except OSError as error:
+        raise Conflict(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another with --port") from error
+
+
+def greeting(door: Door, cluster: LocalCluster) -> list[str]:
+    """What the user needs to know now: address, keys, how to go on."""
+    settings = cluster.settings
+    lines = [f"Xinference serves at {door.address}, for OpenAI clients at {door.address}/v1"]
+    if door.keys.required:
+        lines.append(f"API keys are asked for; the administrator's is in {settings.home_dir / ADMIN_KEY_FILE}")
+    else:
+        lines.append("No API key is asked for: only this machine can connect. --require-key changes that")
+    if cluster.worker is None:
+        lines.append(f"Workers join with: xinference-worker --supervisor {cluster.address}")
+    return [*lines, "Ctrl-C stops it."]
+
+
+async def serve_api(door: Door, cluster: LocalCluster) -> None:
+    """Serve the API of a cluster until a signal asks to stop and all requests have ended."""
+    app = create_app(cluster.supervisor, cluster.settings, Limits(), door.keys)
+    for line in greeting(door, cluster):
+        click.echo(line)
+    await serve(app, door.listener)
+
+
+@contextlib.asynccontextmanager
+async def running(starting: Coroutine[Any, Any, LocalCluster]) -> AsyncIterator[LocalCluster]:
+    """A cluster that is stopped on every way out. A signal while it starts takes it back."""
+    loop, starter = asyncio.get_running_loop(), asyncio.ensure_future(starting)
+    for number in SIGNALS:
+        loop.add_signal_handler(number, starter.cancel)
+    try:
+        cluster = await starter
+    finally:
+        _tell_that_stopping()
+    try:
+        yield cluster
+    finally:
+        _tell_that_stopping()
+        await cluster.stop(ENGINE_GRACE_SECONDS)
+        logger.info("stopped")
+
+
+def _tell_that_stopping() -> None:
+    """From here on signals change nothing: stopping is under way and has deadlines of its own."""
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, logger.warning, "stopping already")
+
+
+async def signalled() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, asked.set)
+    await asked.wait()
+
+
+def run_server(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Run a server process to its end; returns its exit code."""
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        logger.info("stopped while starting")
+    return 0

@@ -1,0 +1,77 @@
+"""The worker half: starts a step's copies and reports what ended. No waiting, no policy."""
+
+from collections.abc import Sequence
+
+from xinference.model.llm.vllm.xavier.connector.engine import Engine
+from xinference.model.llm.vllm.xavier.connector.metadata import EMPTY, StepMeta
+from xinference.model.llm.vllm.xavier.transfer.jobs import LoadJob
+from xinference.model.llm.vllm.xavier.transfer.loader import Loader
+
+
+class XavierWorker:
+    """One engine's worker half.
+
+    Args:
+        engine: what both halves share.
+
+    Called once a step, in this order: ``start_loads``, ``after_forward``, ``take_finished``, ``take_invalid``.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loader = Loader(engine.config, engine.state, engine.clock)
+        self._outstanding: dict[str, LoadJob] = {}
+        self._invalid: set[int] = set()
+        self._submitted: StepMeta = EMPTY
+
+    def start_loads(self, meta: StepMeta) -> None:
+        """Synchronous loads now, so that the forward pass finds the bytes; asynchronous ones go to the copier."""
+        if meta is EMPTY:
+            return
+        if meta.sync_loads:
+            self._loader.run(meta.sync_loads)
+            for job in meta.sync_loads:
+                self._invalid |= job.failed_blocks
+        if meta.async_loads:
+            for job in meta.async_loads:
+                self._outstanding[job.request_id] = job
+            self._engine.copier.submit_loads(meta.async_loads)
+
+    def after_forward(self, meta: StepMeta) -> None:
+        """The step's blocks are written: hand the saves over. A second call with the same metadata does nothing."""
+        if meta is EMPTY or meta is self._submitted:
+            return
+        self._submitted = meta
+        if meta.saves is not None:
+            self._engine.copier.submit_saves(meta.saves)
+
+    def take_finished(self) -> set[str]:
+        """Requests whose asynchronous load ended, each exactly once. Invalid blocks among theirs are reported with them."""
+        if not self._outstanding:
+            return set()
+        ended = self._engine.copier.take_finished()
+        if not self._engine.copier.alive:
+            ended.extend(self._abandon(ended))
+        finished = set()
+        for job in ended:
+            if self._outstanding.pop(job.request_id, None) is not None:
+                finished.add(job.request_id)
+                self._invalid |= job.failed_blocks
+        return finished
+
+    def take_invalid(self) -> set[int]:
+        """Engine blocks that a load should have filled and did not."""
+        if not self._invalid:
+            return set()
+        invalid, self._invalid = self._invalid, set()
+        return invalid
+
+    def _abandon(self, ended: Sequence[LoadJob]) -> list[LoadJob]:
+        """The copier died: end what it can no longer end, so that no request waits for ever."""
+        done = {job.request_id for job in ended}
+        lost = [job for request_id, job in self._outstanding.items() if request_id not in done]
+        now = self._engine.clock()
+        for job in lost:
+            job.failed_blocks.update(piece.block for piece in job.pieces)
+            self._engine.state.end_load(job, now, now)
+        return lost

@@ -159,7 +159,8 @@ class ControlPageReader:
             os.close(fd)
         if page._words[_MAGIC_WORD] != _MAGIC:
             raise ControlPageRefused(f"{path} is not a control page")
-        page.poll()
+        if page.poll() is None:
+            raise ControlPageRefused(f"{path} holds no state")
         return page
 
     def poll(self) -> ControlState | None:

@@ -47,12 +47,18 @@ class Reserved:
     Args:
         first: index of the first key that got a place; those before it are kept or on their way already.
         places: for keys[first], keys[first + 1], ... Each is to be published or given back, in this order.
-        refused: why the keys after those got none, or None.
+        refused: why the keys from ``end`` on got none. None if there are none left, or if keys[end] is kept or on its way already, as the
+            beginning of a run of its own: then the rest may be offered again.
     """
 
     first: int
     places: list[int]
     refused: str | None
+
+    @property
+    def end(self) -> int:
+        """Index behind the last key that got a place."""
+        return self.first + len(self.places)
 
 
 class CpuTier:
@@ -101,30 +107,26 @@ class CpuTier:
         Refused blocks are counted here. Each run is to be offered once a request: a second offer looks like a second request for it.
         """
         keys = chain.keys
-        first, tail = 0, None
-        while first < len(keys) and (place := self._place_of(keys[first])) is not None:
-            first, tail = first + 1, place
+        first, tail = self._skip_held(chain)
         if first == len(keys):
             return Reserved(first, [], None)
-        if first == 0 and chain.parent_key is not None:
-            tail = self._place_of(chain.parent_key)
-            if tail is None:
-                return self._refused(first, [], len(keys), "parent_gone")
-        wanted = keys[first : first + FILLING_MAX_BLOCKS - len(self._filling)]
+        if tail is None and chain.parent_key is not None:
+            return self._refused(first, [], len(keys), "parent_gone")
+        stop = next((index for index in range(first + 1, len(keys)) if self.holds(keys[index])), len(keys))
+        wanted = keys[first : min(stop, first + FILLING_MAX_BLOCKS - len(self._filling))]
         plan = self._book.reserve(tail, len(wanted), self._doorkeeper.num_seen(wanted))
         self._doorkeeper.note(wanted)
-        for place in plan.places:
+        for key, place in zip(wanted, plan.places, strict=False):
             if self._segment.published(place):
                 self._segment.invalidate(place)
-        for key, place in zip(wanted, plan.places, strict=False):
             self._filling[key] = place
             self._key_by_filling[place] = key
         self._segment.counters.add("evictions", len(plan.evicted))
         self._note_used()
-        num_refused = len(keys) - first - len(plan.places)
+        num_refused = stop - first - len(plan.places)
         if not num_refused:
             return Reserved(first, plan.places, None)
-        return self._refused(first, plan.places, num_refused, plan.refused or "queue_full")
+        return self._refused(first, plan.places, num_refused + len(keys) - stop, plan.refused or "queue_full")
 
     def publish(self, place: int, key: BlockKey, parent_key: BlockKey | None) -> bool:
         """The bytes are in place: let everybody find them.
@@ -133,12 +135,13 @@ class CpuTier:
             False if they must not be found: a clear came in between, the block before them is not kept, or the index has no room. The
             place is given back then, and the drop is counted.
         """
+        self._forget_filling(place, key)
         reason = None
-        if not self._forget_filling(place, key):
-            self._book.abort(place)
+        if self._book.view(place).state == "cancelled":
+            self._give_up(place)
             reason = "drops_epoch"
         elif not self._segment.has_room(key):
-            self._book.abort(place)
+            self._give_up(place)
             reason = "drops_index_full"
         elif not self._book.commit(place):
             reason = "drops_parent"
@@ -151,10 +154,8 @@ class CpuTier:
 
     def give_back(self, place: int) -> None:
         """A reserved place is not going to be published; the caller has counted why."""
-        key = self._key_by_filling.get(place)
-        if key is not None:
-            self._forget_filling(place, key)
-        self._book.abort(place)
+        self._forget_filling(place, self._key_by_filling.get(place))
+        self._give_up(place)
         self._note_used()
 
     def pin(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -178,7 +179,7 @@ class CpuTier:
         """Make the leading keys that are published here the last to be given up.
 
         Args:
-            keys: a run of one chain.
+            keys: a run of one chain from its beginning here. One from the middle stays where it is: it must not outlive its head.
             reused: they served a request again, which protects them from content that was never asked for twice.
         """
         places: list[int] = []
@@ -187,7 +188,8 @@ class CpuTier:
             if place is None:
                 break
             places.append(place)
-        self._book.touch(places, reused=reused)
+        if places and self._book.view(places[0]).parent is None:
+            self._book.touch(places, reused=reused)
 
     def holds(self, key: BlockKey) -> bool:
         """Whether the key is published here or on its way: a run that follows it may name it as its parent."""
@@ -224,7 +226,7 @@ class CpuTier:
             if (view.state == "stored") != (found == place):
                 raise BookImbalance(f"place {place} is {view.state} in the book, but the segment finds its key in {found}")
             filling = self._key_by_filling.get(place)
-            if (view.state == "reserved") != (filling is not None):
+            if filling is not None and view.state != "reserved":
                 raise BookImbalance(f"place {place} is {view.state} in the book, but it is filled with {filling}")
         if self._filling != {key: place for place, key in self._key_by_filling.items()}:
             raise BookImbalance("keys and places of blocks being filled disagree")
@@ -233,12 +235,31 @@ class CpuTier:
         place = self._filling.get(key)
         return self._segment.place_of(key) if place is None else place
 
-    def _forget_filling(self, place: int, key: BlockKey) -> bool:
-        if self._filling.get(key) != place:
-            return False
-        del self._filling[key]
-        del self._key_by_filling[place]
-        return True
+    def _skip_held(self, chain: ReserveRequest) -> tuple[int, int | None]:
+        """How many leading keys have a place, and the place that the next one follows, if it is here."""
+        first = 0
+        tail = None if chain.parent_key is None else self._place_of(chain.parent_key)
+        for key in chain.keys:
+            place = self._place_of(key)
+            if place is None:
+                break
+            first, tail = first + 1, place
+        return first, tail
+
+    def _give_up(self, place: int) -> None:
+        """Abort a place. What was to follow it cannot be published any more, so its keys may be offered again."""
+        if self._book.view(place).num_children:
+            lost = {place}
+            for child, key in list(self._key_by_filling.items()):  # parents come before their children
+                if self._book.view(child).parent in lost:
+                    lost.add(child)
+                    self._forget_filling(child, key)
+        self._book.abort(place)
+
+    def _forget_filling(self, place: int, key: BlockKey | None) -> None:
+        if key is not None and self._filling.get(key) == place:
+            del self._filling[key]
+            del self._key_by_filling[place]
 
     def _refused(self, first: int, places: list[int], num_refused: int, reason: str) -> Reserved:
         self._segment.counters.add(_DROP_BY_REFUSAL[reason], num_refused)

@@ -6,12 +6,12 @@ verb is O(1) a block, and no Python object exists for a block held: a million of
 Life of a place::
 
               reserve              commit
-     free ───────────> reserved ───────────> stored ──> free     evicted by a reservation, or removed
-      ^                 │  │ remove, clear      │
-      │           abort │  └──> cancelled       │ remove, clear while pinned
-      │                 │           │           v
-      ├─────────────────┴───────────┤       withdrawn            nobody finds it any more; somebody still reads it,
-      └─────────────────────────────┴───────────┘                or it was aborted under children not settled yet
+     free ───────────> reserved ───────────> stored ───────> free      evicted by a reservation, or cleared
+      ^                 │    │ clear           │
+      │           abort │    └──> cancelled    │ clear, while pinned
+      │                 │            │         v
+      ├─────────────────┴────────────┤     withdrawn                   nobody finds it any more; somebody still reads it,
+      └──────────────────────────────┴─────────┘                       or it was aborted under children not settled yet
 
 A reservation may have children before it is committed, so that one call reserves a whole chain. Places are settled parents first, as
 one copy thread does by itself; a child whose parent was aborted or cleared is refused at its commit, and given back. So a stored place
@@ -264,32 +264,6 @@ class PlacementBook:
         table.num_pinned -= 1
         if state == WITHDRAWN:
             table.release(place)
-
-    def remove(self, place: int) -> bool:
-        """Take a stored place out of service, or cancel a reserved one.
-
-        Returns:
-            False, and nothing has changed, if a stored one has children: remove those first, or the chain would have a gap.
-
-        Raises:
-            BookImbalance: the place is neither.
-        """
-        table = self._table
-        state = table.state(place)
-        if state not in (RESERVED, STORED):
-            raise BookImbalance(f"place {place} is {self.view(place).state} and cannot be removed")
-        if state == RESERVED:
-            table.move(place, CANCELLED)
-            return True
-        if table.children[place]:
-            return False
-        self._order.drop(place)
-        table.cut(place)
-        if table.pins[place]:
-            table.move(place, WITHDRAWN)
-        else:
-            table.release(place)
-        return True
 
     def clear(self) -> int:
         """Take everything out of service: reservations are cancelled, pinned places stay withdrawn until their last unpin.

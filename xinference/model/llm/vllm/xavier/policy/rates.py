@@ -48,14 +48,16 @@ class Rates:
 
 
 class FadingRate:
-    """Amount per second over samples that fade."""
+    """Amount per second over samples that fade, beside an expectation that does not."""
 
-    __slots__ = ("_amount", "_seconds")
+    __slots__ = ("_amount", "_expected_amount", "_expected_seconds", "_seconds")
 
-    def __init__(self, amount: float = 0.0, seconds: float = 0.0) -> None:
-        """Start with what is expected before the first sample; nothing, if nothing is."""
-        self._amount = amount
-        self._seconds = seconds
+    def __init__(self, expected_amount: float = 0.0, expected_seconds: float = 0.0) -> None:
+        """Start with no sample. What is expected counts like one; nothing is, unless given."""
+        self._expected_amount = expected_amount
+        self._expected_seconds = expected_seconds
+        self._amount = 0.0
+        self._seconds = 0.0
 
     def observe(self, amount: float, seconds: float) -> None:
         """Take a sample. One without an amount or a duration says nothing (a clock may stand still for a short copy)."""
@@ -64,14 +66,14 @@ class FadingRate:
             self._seconds = self._seconds * KEEP_PER_SAMPLE + seconds
 
     def fade(self, kept: float) -> None:
-        """Let what was measured count for less against what is expected."""
+        """Let all samples count for less."""
         self._amount *= kept
         self._seconds *= kept
 
-    def per_second(self, expected_amount: float = 0.0, expected_seconds: float = 0.0) -> float | None:
-        """The rate with an expectation mixed in; None while there is neither."""
-        seconds = self._seconds + expected_seconds
-        return (self._amount + expected_amount) / seconds if seconds else None
+    def per_second(self) -> float | None:
+        """The rate; None while nothing is expected and nothing was sampled."""
+        seconds = self._seconds + self._expected_seconds
+        return (self._amount + self._expected_amount) / seconds if seconds else None
 
 
 class MeasuredRates:
@@ -80,7 +82,7 @@ class MeasuredRates:
     __slots__ = ("_copy", "_null_async_seconds", "_prefill")
 
     def __init__(self, null_async_seconds: float = NULL_ASYNC_SECONDS) -> None:
-        self._copy = FadingRate()
+        self._copy = FadingRate(EXPECTED_COPY_WEIGHT_BYTES, EXPECTED_COPY_WEIGHT_BYTES / EXPECTED_COPY_BYTES_PER_SECOND)
         self._prefill = FadingRate()
         self._null_async_seconds = null_async_seconds
 
@@ -95,6 +97,5 @@ class MeasuredRates:
 
     def rates(self, block_bytes: int, tokens_per_block: int) -> Rates:
         """The estimates now, for blocks of this size."""
-        expected_seconds = EXPECTED_COPY_WEIGHT_BYTES / EXPECTED_COPY_BYTES_PER_SECOND
-        copy = self._copy.per_second(EXPECTED_COPY_WEIGHT_BYTES, expected_seconds) or EXPECTED_COPY_BYTES_PER_SECOND
+        copy = self._copy.per_second() or EXPECTED_COPY_BYTES_PER_SECOND
         return Rates(copy, self._null_async_seconds, self._prefill.per_second(), block_bytes, tokens_per_block)

@@ -15,7 +15,7 @@ from xinference.client.sync_client import Client
 from xinference.deploy import background, demo
 from xinference.deploy.demo import DemoFailed, Demonstration
 from xinference.errors import ModelNotFound
-from xinference.model.llm.demo_model import ensure_demo_model
+from xinference.model.llm.demo_model import DemoModelFailed, ensure_demo_model
 from xinference.settings import Settings
 
 Json = dict[str, Any]
@@ -88,7 +88,10 @@ class QuickStart:
         if self._model_path is not None:
             return self._model_path
         with self._steps.step("demo model"):
-            return ensure_demo_model(self._settings.home_dir, self._steps.advance)
+            try:
+                return ensure_demo_model(self._settings.home_dir, self._steps.advance)
+            except DemoModelFailed as error:
+                raise DemoFailed(str(error)) from error
 
     def _server(self) -> None:
         if is_running(background.endpoint_of(self._settings)):

@@ -9,9 +9,11 @@ Importing this imports FastAPI and, inside the cluster's functions, xoscar: only
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # All requests have ended or were told that they have: engines only need to tidy up.
 ENGINE_GRACE_SECONDS: Final = 5.0
+QUIET_LOGGERS: Final = ("xoscar", "uvicorn")
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -46,8 +49,11 @@ class Door:
 
 
 def set_up_logging(level: str) -> None:
-    """Log to stderr; one line per event."""
+    """Log to stderr; one line per event. The libraries below report at debug level only what goes well."""
     logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+    if level != "debug":
+        for name in QUIET_LOGGERS:
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def open_door(settings: Settings) -> Door:
@@ -89,6 +95,17 @@ async def serve_api(door: Door, cluster: LocalCluster) -> None:
     await serve(app, door.listener)
 
 
+@contextlib.contextmanager
+def actor_directory() -> Iterator[None]:
+    """A directory for the sockets between this server's own processes, gone afterwards.
+
+    Below the temporary directory, because the path of a Unix socket holds 107 bytes and a home directory may be deep.
+    """
+    with tempfile.TemporaryDirectory(prefix="xinference-", ignore_cleanup_errors=True) as path:
+        os.environ["XOSCAR_DIR"] = path
+        yield
+
+
 @contextlib.asynccontextmanager
 async def running(starting: Coroutine[Any, Any, LocalCluster]) -> AsyncIterator[LocalCluster]:
     """A cluster that is stopped on every way out. A signal while it starts takes it back."""
@@ -124,8 +141,9 @@ async def signalled() -> None:
 
 def run_server(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     """Run a server process to its end; returns its exit code."""
-    try:
-        asyncio.run(main())
-    except asyncio.CancelledError:
-        logger.info("stopped while starting")
+    with actor_directory():
+        try:
+            asyncio.run(main())
+        except asyncio.CancelledError:
+            logger.info("stopped while starting")
     return 0

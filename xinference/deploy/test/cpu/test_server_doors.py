@@ -1,0 +1,102 @@
+"""Who may reach a server: taken ports, other machines, keys; and a worker that joins from another process."""
+
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xinference.client.sync_client import Client
+from xinference.deploy.test.servers import STOP_SECONDS, ServerProcess, make_model
+from xinference.errors import AuthenticationFailed
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess("local", tmp_path)
+    yield server
+    server.kill()
+
+
+def end(server: ServerProcess) -> int:
+    assert server.process is not None
+    return server.process.wait(timeout=STOP_SECONDS)
+
+
+def test_a_taken_port_is_said_in_words_before_anything_starts(server: ServerProcess) -> None:
+    with socket.create_server(("127.0.0.1", server.port)):
+        server.start("--port", str(server.port), "--supervisor-port", "0")
+        assert end(server) == 1
+    assert f"cannot listen on 127.0.0.1 port {server.port}" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_other_machines_are_served_only_with_a_key(server: ServerProcess) -> None:
+    server.start("--host", "0.0.0.0", "--port", str(server.port), "--supervisor-port", "0")
+    server.wait_until_serving()
+    key_file = server.home / "admin.key"
+    assert str(key_file) in server.log
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    with Client(server.endpoint) as client, pytest.raises(AuthenticationFailed):
+        client.models()
+    key = key_file.read_text().strip()
+    with Client(server.endpoint, key) as client:
+        assert client.models() == []
+    assert key not in server.log
+
+
+def test_other_machines_are_not_served_when_the_key_is_not_secret(server: ServerProcess) -> None:
+    server.home.mkdir()
+    (server.home / "admin.key").write_text("xin-everybody-knows")
+    (server.home / "admin.key").chmod(0o644)
+    server.start("--host", "0.0.0.0", "--port", str(server.port), "--supervisor-port", "0")
+    assert end(server) == 2
+    assert "chmod 600" in server.log
+
+
+def test_a_key_can_be_asked_for_on_loopback_too(server: ServerProcess) -> None:
+    server.start("--require-key", "--port", str(server.port), "--supervisor-port", "0")
+    server.wait_until_serving()
+    with Client(server.endpoint) as client, pytest.raises(AuthenticationFailed):
+        client.models()
+
+
+def test_a_worker_in_another_process_joins_and_leaves(server: ServerProcess, tmp_path: Path) -> None:
+    supervisor = ServerProcess("supervisor", tmp_path)
+    worker = ServerProcess("worker", tmp_path)
+    try:
+        supervisor.start("--port", str(supervisor.port), "--supervisor-port", "0")
+        supervisor.wait_until_serving()
+        supervisor.wait_for(lambda: "Workers join with" in supervisor.log, "it does not say where")
+        address = supervisor.log.partition("--supervisor ")[2].split()[0]
+        worker.start("--supervisor", address)
+        with Client(supervisor.endpoint) as client:
+            worker.wait_for(lambda: client.read("/v1/workers")["data"], "it does not join")
+            uid = client.launch(model_path=str(make_model(tmp_path / "model")), model_engine="fake", wait_ready=True)
+            assert client.generate(uid, "hello", max_tokens=2)["usage"]["completion_tokens"] > 0
+            footprint = worker.footprint()
+            assert worker.stop(signal.SIGTERM) == 0, worker.log
+            assert footprint.wait_until_gone(10) == []
+        assert supervisor.stop(signal.SIGTERM) == 0, supervisor.log
+        assert list(supervisor.shm.iterdir()) == []
+    finally:
+        worker.kill()
+        supervisor.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ((), "--supervisor HOST:PORT"),
+        (("--supervisor", "nowhere"), "not of the form HOST:PORT"),
+        (("--supervisor", "10.1.2.3:9998"), "--host"),
+        (("--supervisor", "10.1.2.3:9998", "--host", "10.1.2.4"), "cluster.key"),
+    ],
+)
+def test_a_worker_that_cannot_work_is_refused_at_once(tmp_path: Path, words: tuple[str, ...], hint: str) -> None:
+    worker = ServerProcess("worker", tmp_path)
+    worker.start(*words)
+    assert end(worker) == 2
+    assert hint in worker.log

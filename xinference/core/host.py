@@ -180,7 +180,8 @@ class WorkerHost:
             slot.report = replace(slot.report, address=slot.process.address)
 
         async def start_engine() -> None:
-            assert slot.process is not None
+            if slot.process is None:
+                raise OrderWithdrawn("its process is gone")
             given = slot.control
             await slot.process.start(given)
             slot.report = replace(await slot.process.report(), address=slot.process.address)
@@ -217,7 +218,9 @@ class WorkerHost:
 
     async def _apply(self, control: Control) -> None:
         slot = self._slots.get(control.replica_uid)
-        if slot is None or slot.order.incarnation != control.incarnation or control.version <= slot.control.version:
+        if slot is None or slot.removing or slot.order.incarnation != control.incarnation:
+            return
+        if control.version <= slot.control.version:
             return
         slot.control = control
         if slot.process is None or slot.report.state == ReplicaState.CREATING:

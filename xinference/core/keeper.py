@@ -245,7 +245,8 @@ class ReplicaKeeper:
             logger.warning("replica %s could not be removed from worker %s: %s", self.uid, self.placement.worker_id, error)
 
     async def _load(self) -> None:
-        assert self._ready is not None and self._ended is not None
+        if self._ready is None or self._ended is None:
+            raise ReplicaEnded("it was not started")
         launch_seconds = self._surroundings.order(self.placement, self.incarnation, 0).launch_seconds
         either: set[asyncio.Future[Any]] = {self._ready, self._ended}
         await asyncio.wait(either, timeout=launch_seconds + LOAD_SLACK_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -27,6 +27,7 @@ from xinference.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+STOP_GRACE_SECONDS = 15.0  # for an engine to stop by itself; vLLM gives open requests 5 s after SIGTERM
 MakeKeeper = Callable[[Placement, Surroundings], ReplicaKeeper]
 
 
@@ -55,11 +56,11 @@ class DeploymentSurroundings:
         snapshot = self._state.snapshot()
         there = next((worker for worker in snapshot.workers if worker.worker_id == before.worker_id), None)
         free = there is not None and not any(there.users_of(device) for device in before.devices)
-        chosen = before if free else place(d.spec, [Wish(before.replica_uid, d.spec.worker_ip, None)], snapshot)[0]
-        view = self._state.roster.view(chosen.worker_id)
-        if view is None:
-            raise NoReplicaAvailable("its worker is gone and there is no other")
-        check_memory(d.plan, room_on(view, 1))
+        if free:  # it fitted there before; its segment, which it will adopt, still counts as used
+            self._state.claim(d, [before])
+            return before
+        chosen = place(d.spec, [Wish(before.replica_uid, d.spec.worker_ip, None)], snapshot)[0]
+        check_memory(d.plan, room_on(next(w for w in snapshot.workers if w.worker_id == chosen.worker_id), 1))
         self._state.claim(d, [chosen])
         return chosen
 
@@ -121,6 +122,7 @@ def order_for(d: Deployment, placement: Placement, incarnation: int, log_start: 
         envs=spec.envs,
         cache=cache,
         log_start=log_start,
+        num_threads=plan.num_threads,
     )
 
 
@@ -193,7 +195,7 @@ class Launcher:
         d.move(ModelEvent.TERMINATE, self._state.clock.wall(), f"draining for up to {drain_seconds:g} s")
         self._state.changed(d)
         try:
-            await stop_all(list(d.keepers.values()), drain_seconds, self._settings.drain_seconds)
+            await stop_all(list(d.keepers.values()), drain_seconds, STOP_GRACE_SECONDS)
         finally:
             d.move(ModelEvent.TERMINATED, self._state.clock.wall(), "everything it held is released")
             self._state.drop(d)

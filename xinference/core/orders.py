@@ -26,7 +26,7 @@ class ReplicaOrder:
         kv_cache_bytes: KV memory of a CPU engine; None lets the engine decide.
         log_start: number of the first log line.
         launch_seconds: not ready by then means failed.
-        model: the model's spec and plan as wire dicts, for a supervisor that has forgotten them.
+        num_threads: compute threads of a CPU engine.
     """
 
     model_uid: str
@@ -45,6 +45,7 @@ class ReplicaOrder:
     envs: dict[str, str] = field(default_factory=dict)
     cache: CacheOrder | None = None
     log_start: int = 0
+    num_threads: int = 1
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

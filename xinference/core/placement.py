@@ -7,7 +7,7 @@ is taken first. A device carries one replica unless the user names it twice, or 
 import re
 from dataclasses import dataclass
 
-from xinference.core.spec import REPLICA_UID, Engine, LaunchSpec
+from xinference.core.spec import Engine, LaunchSpec
 from xinference.core.topology import Snapshot, WorkerView
 from xinference.errors import InvalidRequest, NoReplicaAvailable, NotSupported
 
@@ -56,7 +56,6 @@ def replica_uids(spec: LaunchSpec, model_uid: str, taken: frozenset[str]) -> lis
 def _free_name(stem: str, index: int, used: set[str]) -> str:
     candidates = [f"{stem}-{index}", *(f"{stem}-{suffix}-{index}" for suffix in range(2, 1000))]
     name = next(name for name in candidates if name not in used)
-    assert REPLICA_UID.fullmatch(name) is not None
     return name
 
 
@@ -112,7 +111,7 @@ def _place_one(spec: LaunchSpec, wish: Wish, workers: list[WorkerView], placed: 
 
     workers = sorted(workers, key=load)
     if wish.device is not None:
-        return _place_on_device(spec, wish, workers)
+        return _place_on_device(spec, wish, wish.device, workers)
     if spec.model_engine is Engine.FAKE or spec.n_gpu == 0 or not any(worker.facts.devices for worker in workers):
         if isinstance(spec.n_gpu, int) and spec.n_gpu > 0 and spec.model_engine is not Engine.FAKE:
             raise InvalidRequest("n_gpu=1, but no worker has a device", "n_gpu")
@@ -123,26 +122,26 @@ def _place_one(spec: LaunchSpec, wish: Wish, workers: list[WorkerView], placed: 
                 return Placement(wish.replica_uid, worker.worker_id, (device.index,))
     devices = sum(len(worker.facts.devices) for worker in workers)
     raise InvalidRequest(
-        f"{spec.replica} replicas need one free device each; of {devices} none is left. Stop a model, or put replicas on one device with gpu_idx",
+        f"{spec.replica} replicas need one free device each; of {devices} none is left. "
+        "Stop a model, or put replicas on one device with gpu_idx",
         "replica",
     )
 
 
-def _place_on_device(spec: LaunchSpec, wish: Wish, workers: list[WorkerView]) -> Placement:
-    assert wish.device is not None
-    owners = [worker for worker in workers if worker.has_device(wish.device)]
+def _place_on_device(spec: LaunchSpec, wish: Wish, device: int, workers: list[WorkerView]) -> Placement:
+    owners = [worker for worker in workers if worker.has_device(device)]
     if not owners:
-        raise InvalidRequest(f"there is no device {wish.device} on {'that worker' if wish.worker_ip else 'any worker'}", "gpu_idx")
+        raise InvalidRequest(f"there is no device {device} on {'that worker' if wish.worker_ip else 'any worker'}", "gpu_idx")
     for worker in owners:
-        if not worker.users_of(wish.device):
-            return Placement(wish.replica_uid, worker.worker_id, (wish.device,))
+        if not worker.users_of(device):
+            return Placement(wish.replica_uid, worker.worker_id, (device,))
     if "gpu_memory_utilization" not in spec.engine_config:
-        users = ", ".join(owners[0].users_of(wish.device))
+        users = ", ".join(owners[0].users_of(device))
         raise InvalidRequest(
-            f"device {wish.device} is used by {users}; to share it, say how much of it with the engine argument gpu_memory_utilization",
+            f"device {device} is used by {users}; to share it, say how much of it with gpu_memory_utilization",
             "gpu_idx",
         )
-    return Placement(wish.replica_uid, owners[0].worker_id, (wish.device,))
+    return Placement(wish.replica_uid, owners[0].worker_id, (device,))
 
 
 def _with_share(spec: LaunchSpec, item: Placement, placed: list[Placement]) -> Placement:

@@ -51,6 +51,7 @@ class LaunchPlan:
     weights_bytes: int
     cache: CachePlan | None
     arithmetic: str
+    num_threads: int = 1
 
     @property
     def bytes_per_block(self) -> int:
@@ -108,9 +109,9 @@ def plan_launch(spec: LaunchSpec, model_uid: str, facts: ModelFacts, snapshot: S
     kind = "fake" if spec.model_engine is Engine.FAKE else "cpu" if on_cpu else "gpu"
     block_size = spec.engine_config.get("block_size", BLOCK_SIZE[kind])
     if block_size < 1:
-        raise InvalidRequest("block_size is a number of tokens, at least 1", "engine_config.block_size")
+        raise InvalidRequest("block_size is at least 1 token", "engine_config.block_size")
     workers = [worker for worker in snapshot.workers if worker.worker_id in {p.worker_id for p in placed}]
-    room = _Room(min(worker.memory_free_bytes for worker in workers), min(worker.facts.shm_free_bytes for worker in workers), len(placed))
+    room = Room(min(worker.memory_free_bytes for worker in workers), min(worker.facts.shm_free_bytes for worker in workers), len(placed))
     kv_bytes = (
         _kv_cache_bytes(spec, facts.kv_bytes_per_token * block_size, -(-max_model_len // block_size), room) if kind == "cpu" else None
     )
@@ -118,14 +119,14 @@ def plan_launch(spec: LaunchSpec, model_uid: str, facts: ModelFacts, snapshot: S
     weights = facts.weights_bytes if kind == "cpu" else 0
     plan = LaunchPlan(
         model_uid, tuple(placed), facts.kv_bytes_per_token, block_size, max_model_len, kv_bytes, weights, cache,
-        _arithmetic(spec, facts, block_size, kv_bytes),
+        _arithmetic(spec, facts, block_size, kv_bytes), _threads(workers, len(placed)),
     )  # fmt: skip
     check_memory(plan, room)
     return plan
 
 
 @dataclass(frozen=True)
-class _Room:
+class Room:
     """Free bytes on the host, and how many replicas of this launch share them."""
 
     memory_bytes: int
@@ -133,12 +134,12 @@ class _Room:
     replicas: int
 
 
-def room_on(worker: WorkerView, replicas: int) -> _Room:
+def room_on(worker: WorkerView, replicas: int) -> Room:
     """The room for ``replicas`` more on a worker."""
-    return _Room(worker.memory_free_bytes, worker.facts.shm_free_bytes, replicas)
+    return Room(worker.memory_free_bytes, worker.facts.shm_free_bytes, replicas)
 
 
-def check_memory(plan: LaunchPlan, room: _Room) -> None:
+def check_memory(plan: LaunchPlan, room: Room) -> None:
     """Raises InvalidRequest, with the sum in words, when so many replicas of the plan do not fit."""
     each = plan.memory_bytes_each
     if each * room.replicas > room.memory_bytes:
@@ -147,7 +148,8 @@ def check_memory(plan: LaunchPlan, room: _Room) -> None:
         parts += [f"KV cache {show(plan.kv_cache_bytes)}"] if plan.kv_cache_bytes is not None else []
         parts += [f"Xavier {show(plan.cache.cpu_cache_bytes)}"] if plan.cache else []
         raise InvalidRequest(
-            f"{room.replicas} replicas x ({' + '.join(parts)}) = {show(each * room.replicas)}, but {show(room.memory_bytes)} of memory are free. "
+            f"{room.replicas} replicas x ({' + '.join(parts)}) = {show(each * room.replicas)}, "
+            f"but {show(room.memory_bytes)} of memory are free. "
             "Lower kv_cache_memory_bytes, xavier_cpu_cache_bytes or the number of replicas",
             "xavier_cpu_cache_bytes" if plan.cache else "replica",
         )
@@ -159,6 +161,11 @@ def check_memory(plan: LaunchPlan, room: _Room) -> None:
         )
 
 
+def _threads(workers: list[WorkerView], replicas: int) -> int:
+    """Compute threads of each CPU engine: an equal share of the processors, but for one that serves HTTP and moves blocks."""
+    return max(1, (min(worker.facts.num_cpus for worker in workers) - 1) // replicas)
+
+
 def _memory_each(kv_cache_bytes: int | None, weights_bytes: int, cache_bytes: int) -> int:
     return cache_bytes + (0 if kv_cache_bytes is None else kv_cache_bytes + weights_bytes + ENGINE_PROCESS_BYTES)
 
@@ -166,13 +173,12 @@ def _memory_each(kv_cache_bytes: int | None, weights_bytes: int, cache_bytes: in
 def _max_model_len(spec: LaunchSpec, facts: ModelFacts) -> int:
     asked = spec.engine_config.get("max_model_len", facts.max_model_len)
     if asked < 1 or asked > facts.max_model_len:
-        raise InvalidRequest(
-            f"max_model_len={asked}, but this model was made for 1 to {facts.max_model_len} tokens", "engine_config.max_model_len"
-        )
+        limit = facts.max_model_len
+        raise InvalidRequest(f"max_model_len={asked}, but this model is made for 1 to {limit} tokens", "engine_config.max_model_len")
     return int(asked)
 
 
-def _kv_cache_bytes(spec: LaunchSpec, block_bytes: int, blocks_needed: int, room: _Room) -> int:
+def _kv_cache_bytes(spec: LaunchSpec, block_bytes: int, blocks_needed: int, room: Room) -> int:
     """Memory for the KV cache of one CPU engine: as asked, else a share of what is free, but enough for the longest request."""
     least = (blocks_needed + MIN_FREE_BLOCKS) * block_bytes
     asked = spec.engine_config.get("kv_cache_memory_bytes")
@@ -188,7 +194,7 @@ def _kv_cache_bytes(spec: LaunchSpec, block_bytes: int, blocks_needed: int, room
     return max(least, share // MiB * MiB)
 
 
-def _plan_cache(spec: LaunchSpec, bytes_per_token: int, block_size: int, room: _Room) -> CachePlan:
+def _plan_cache(spec: LaunchSpec, bytes_per_token: int, block_size: int, room: Room) -> CachePlan:
     free = min(room.memory_bytes, room.shm_bytes)
     asked = spec.xavier_cpu_cache_bytes
     budget = int(free * DEFAULT_CACHE_SHARE) // room.replicas // MiB * MiB if asked is None else asked
@@ -207,9 +213,10 @@ def _plan_cache(spec: LaunchSpec, bytes_per_token: int, block_size: int, room: _
     )
 
 
-def _cache_arithmetic(budget: int, geometry: SegmentGeometry, block_size: int, room: _Room, by_default: bool) -> str:
+def _cache_arithmetic(budget: int, geometry: SegmentGeometry, block_size: int, room: Room, by_default: bool) -> str:
+    free = show(min(room.memory_bytes, room.shm_bytes))
     origin = (
-        f"default: {DEFAULT_CACHE_SHARE:.0%} of {show(min(room.memory_bytes, room.shm_bytes))} free / {room.replicas} replicas = {show(budget)} each"
+        f"default: {DEFAULT_CACHE_SHARE:.0%} of {free} free / {room.replicas} replicas = {show(budget)} each"
         if by_default
         else f"{show(budget)} for each replica"
     )

@@ -15,6 +15,7 @@ from typing import Any
 import xoscar as xo
 
 from xinference.core.calls import call
+from xinference.core.engines import Engines
 from xinference.core.errors import CoreError, Unreachable
 from xinference.core.machine import Machine
 from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
@@ -54,9 +55,11 @@ class SubPools:
 
     Args:
         machine: handed to each replica.
+        engines: writes each engine's command.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, engines: Engines) -> None:
+        self._engines = engines
         self.pool: Any = None  # the main pool of this process; set before the first use
         self._machine = machine
         self._making = asyncio.Lock()
@@ -67,9 +70,11 @@ class SubPools:
         """A new process with the order's actor in it.
 
         Raises:
+            InvalidRequest: the engine cannot be started so.
             CoreError: the process or its actor could not be made; nothing is left of it after ``close``.
         """
         key = (order.replica_uid, order.incarnation)
+        command = await self._engines.command(order)
         appended = asyncio.create_task(self._append(order))
         try:
             address = await asyncio.shield(appended)
@@ -79,7 +84,13 @@ class SubPools:
         self._address_by_order[key] = address
         ref = await call(
             xo.create_actor(
-                ReplicaActor, order.to_wire(), self._machine.to_wire(), self.pool.external_address, uid=REPLICA_UID, address=address
+                ReplicaActor,
+                order.to_wire(),
+                command.to_wire(),
+                self._machine.to_wire(),
+                self.pool.external_address,
+                uid=REPLICA_UID,
+                address=address,
             ),
             CREATE_SECONDS,
         )
@@ -97,7 +108,8 @@ class SubPools:
             await asyncio.wait(self._strays)
 
     async def _append(self, order: ReplicaOrder) -> str:
-        assert threading.current_thread() is threading.main_thread()
+        if threading.current_thread() is not threading.main_thread():
+            raise CoreError("replica processes can only be made on the main thread: they end with the thread that made them")
         async with self._making:
             before = set(self.pool._config.get_process_indexes())
             try:

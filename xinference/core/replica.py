@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from xinference.core.cache_view import CacheView
 from xinference.core.calls import call
 from xinference.core.clock import SystemClock
 from xinference.core.control_page import CacheControlPage
-from xinference.core.engines import engine_maker
+from xinference.core.engines import EngineCommand
 from xinference.core.errors import Unreachable
 from xinference.core.load import read_load
 from xinference.core.machine import Machine
 from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
-from xinference.core.runner import ReplicaRunner, as_wire
+from xinference.core.runner import Engine, ReplicaRunner, as_wire
+from xinference.model.llm.engine import EngineProcess
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +32,12 @@ class ReplicaActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no ty
 
     Args:
         order: the order as a wire dict.
+        command: how to start its engine, as a wire dict.
         machine: the worker's directories and limits as a wire dict.
         worker_address: where reports go.
     """
 
-    def __init__(self, order: dict[str, Any], machine: dict[str, Any], worker_address: str) -> None:
+    def __init__(self, order: dict[str, Any], command: dict[str, Any], machine: dict[str, Any], worker_address: str) -> None:
         super().__init__()
         self._order = ReplicaOrder.from_wire(order)
         self._machine = Machine.from_wire(machine)
@@ -44,9 +47,12 @@ class ReplicaActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no ty
         self._uds: Path = self._machine.socket_of(self._order.replica_uid)
         page = CacheControlPage(self._machine, self._order) if self._order.cache is not None else None
         self._cache = CacheView(self._machine, self._order)
-        self._runner = ReplicaRunner(
-            self._order, engine_maker(self._order, self._machine, self._uds), page, self._machine.watch, SystemClock(), self._send_report
-        )
+        start = EngineCommand.from_wire(command)
+
+        def make_engine(log: Callable[[str], None]) -> Engine:
+            return EngineProcess(start.argv, start.env, self._uds, log)
+
+        self._runner = ReplicaRunner(self._order, make_engine, page, self._machine.watch, SystemClock(), self._send_report)
 
     async def start(self, control: dict[str, Any]) -> None:
         self._worker = await xo.actor_ref(address=self._worker_address, uid=WORKER_UID)

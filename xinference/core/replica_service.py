@@ -10,12 +10,12 @@ from xinference.core.errors import CoreError, Unreachable
 from xinference.core.events import Stage
 from xinference.core.fleet import Fleet
 from xinference.core.keeper import ReplicaKeeper
-from xinference.core.launching import Launcher, stop_all
+from xinference.core.launching import STOP_GRACE_SECONDS, Launcher, stop_all
 from xinference.core.placement import Wish, next_replica_uid, place
 from xinference.core.plan import check_memory, room_on
 from xinference.core.spec import MAX_REPLICAS
 from xinference.core.states import HELD, SERVING, ReplicaState
-from xinference.errors import Conflict, InvalidRequest, NoReplicaAvailable, XinferenceError
+from xinference.errors import Conflict, InvalidRequest, XinferenceError
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ReplicaService:
         added = []
         try:
             for _ in range(count):
-                added.append(self._claim_one(d))
+                added.append(self._claim_one(d))  # noqa: PERF401 (what was claimed before a failure has to be known)
         except XinferenceError:
             for keeper in added:
                 self._state.roster.release(keeper.uid)
@@ -167,10 +167,7 @@ class ReplicaService:
         snapshot = self._state.snapshot()
         uid = next_replica_uid(list(d.keepers), d.model_uid, snapshot.replica_uids)
         placement = place(d.spec, [Wish(uid, d.spec.worker_ip, None)], snapshot)[0]
-        view = self._state.roster.view(placement.worker_id)
-        if view is None:
-            raise NoReplicaAvailable("the worker left the cluster")
-        check_memory(d.plan, room_on(view, 1))
+        check_memory(d.plan, room_on(next(w for w in snapshot.workers if w.worker_id == placement.worker_id), 1))
         self._state.claim(d, [placement])
         keeper = self._launcher.keeper(d, placement)
         d.keepers[uid] = keeper
@@ -184,7 +181,7 @@ class ReplicaService:
             await self._remove(d, keeper, 0.0)
 
     async def _remove(self, d: Deployment, keeper: ReplicaKeeper, drain_seconds: float) -> None:
-        await stop_all([keeper], drain_seconds, self._drain_seconds)
+        await stop_all([keeper], drain_seconds, STOP_GRACE_SECONDS)
         d.keepers.pop(keeper.uid, None)
         self._state.changed(d)
 

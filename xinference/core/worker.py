@@ -10,7 +10,7 @@ import xoscar as xo
 
 from xinference.core.calls import call
 from xinference.core.changes import Changes
-from xinference.core.engines import command_of, engine_version, read_facts
+from xinference.core.engines import Engines
 from xinference.core.errors import Unreachable
 from xinference.core.host import WorkerHost, wire_reports
 from xinference.core.inventory import measure
@@ -20,6 +20,7 @@ from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
 from xinference.core.processes import SubPools
 from xinference.core.runner import Watch
 from xinference.core.spec import parse_spec
+from xinference.model.llm.vllm.flavour import FlavourRefused, detect_flavour
 from xinference.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,13 +50,14 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         self._machine = Machine(worker_id, run_dir, str(self._settings.shm_dir), watch)
         self._incarnation = secrets.randbits(64) or 1
         self._changes = Changes()
+        self._engines = Engines(self._settings, self._machine)
         self._leftovers = CacheFiles(self._settings.shm_dir, worker_id)
-        self._processes = SubPools(self._machine)
+        self._processes = SubPools(self._machine, self._engines)
         self._host = WorkerHost(self._processes, self._leftovers, self._changes.bump)
         self._supervisor_at = supervisor
         self._sequence = 0
         self._loops: list[asyncio.Task[None]] = []
-        self._version = engine_version()
+        self._version = _engine_version()
         self._stopped = False
 
     async def begin(self, pool: Any, downs: list[Any]) -> None:
@@ -70,7 +72,11 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         removed = self._leftovers.remove_cache(None)
         if removed:
             logger.warning("removed %s files that a former worker %s left in shared memory", removed, self._machine.worker_id)
-        self._loops = [asyncio.create_task(self._stay_in_touch()), asyncio.create_task(self._probe())]
+        self._loops = [
+            asyncio.create_task(self._stay_in_touch()),
+            asyncio.create_task(self._probe()),
+            asyncio.create_task(self._engines.warm_up()),
+        ]
 
     async def __pre_destroy__(self) -> None:
         await self.shut_down(0.0)
@@ -79,11 +85,10 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
 
     async def inspect(self, spec: dict[str, Any]) -> dict[str, Any]:
         """What the model in the spec is. Raises InvalidRequest."""
-        return read_facts(parse_spec(spec), self._settings).to_wire()
+        return (await self._engines.inspect(parse_spec(spec))).to_wire()
 
     async def command(self, order: dict[str, Any]) -> list[str]:
-        read = ReplicaOrder.from_wire(order)
-        return command_of(read, self._machine, self._machine.socket_of(read.replica_uid))[0]
+        return list((await self._engines.command(ReplicaOrder.from_wire(order))).argv)
 
     async def start_replica(self, order: dict[str, Any], control: dict[str, Any]) -> dict[str, Any]:
         report = await self._host.start_replica(ReplicaOrder.from_wire(order), Control.from_wire(control))
@@ -196,3 +201,11 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         if answer["controls"]:
             self._loops.append(asyncio.create_task(self.apply_controls(answer["controls"])))
         self._loops = [loop for loop in self._loops if not loop.done()]
+
+
+def _engine_version() -> str | None:
+    """The installed vLLM, or None. Found without importing it, which takes seconds."""
+    try:
+        return detect_flavour().label
+    except FlavourRefused:
+        return None

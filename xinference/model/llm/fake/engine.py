@@ -64,7 +64,7 @@ class FakeEngine:
         if self.faults.dead:
             raise EngineFailed("EngineCore encountered an issue. See stack trace (above) for the root cause.")
         self.sequences[request.request_id] = request
-        self.scheduler.add(request)
+        self.scheduler.add(request, time.monotonic())
         self._work.set()
         try:
             while True:
@@ -172,7 +172,6 @@ class FakeEngine:
         now = time.monotonic()
         if request.num_output_tokens == 0:
             self.num_prompt_tokens += request.num_prompt_tokens
-            self.sharing.first_token(request, now)
         options = self._options(request, state)
         token = options[0].token
         self.scheduler.append(request, token)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from xinference.model.llm.fake.blocks import BlockPool, extend_hashes
 from xinference.model.llm.fake.config import FakeConfig
 from xinference.model.llm.fake.request import Sequence, Status
-from xinference.model.llm.fake.sharing import Sharing
+from xinference.model.llm.fake.sharing import Sharing, Step
 
 
 @dataclass
@@ -50,9 +50,10 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
 
-    def add(self, request: Sequence) -> None:
+    def add(self, request: Sequence, now: float) -> None:
         self._hash(request)
         self.waiting.append(request)
+        self._sharing.arrived(request, now)
 
     def schedule(self, now: float) -> list[Work]:
         """Plan one step and hand out the blocks for it. An empty plan is a step too: connectors report on it."""
@@ -67,7 +68,8 @@ class Scheduler:
                 budget -= work.stop - work.start
         if not self._preempted:
             self._admit(works, budget, now)
-        self._sharing.build([(w.request, w.stop, w.new_blocks) for w in works], self._preempted, self._finished, now)
+        scheduled = [(w.request, w.stop, w.new_blocks) for w in works]
+        self._sharing.build(Step(scheduled, self._preempted, self._finished, sum(w.stop - w.start for w in works)), now)
         self._preempted, self._finished = [], []
         return works
 
@@ -107,7 +109,7 @@ class Scheduler:
                     if verdict == "ask again":
                         skipped.append(request)
                     continue
-            work = self._start(request, budget)
+            work = self._start(request, budget, now)
             if work is None:
                 break
             works.append(work)
@@ -143,7 +145,7 @@ class Scheduler:
         self.loading[request.request_id] = request
         return "loading"
 
-    def _start(self, request: Sequence, budget: int) -> Work | None:
+    def _start(self, request: Sequence, budget: int, now: float) -> Work | None:
         start = request.num_computed
         stop = min(len(request.tokens), start + budget)
         needed = max(0, self._blocks_for(stop) - len(request.block_ids))
@@ -151,6 +153,8 @@ class Scheduler:
             return None
         self.waiting.popleft()
         self._grow(request, needed)
+        if request.loaded:  # vLLM says so a second time, when a request goes on after its load
+            self._sharing.allocated(request, 0, now)
         request.status, request.loaded = Status.RUNNING, False
         self.running.append(request)
         return Work(request, start, stop, list(request.block_ids))
@@ -164,9 +168,11 @@ class Scheduler:
             if request.status is Status.FINISHED:  # aborted while loading
                 self._release(request)
                 continue
-            request.num_computed = min(request.num_computed, len(request.tokens) - 1)
-            request.status, request.loaded = Status.WAITING, True
-            self._remember(request)
+            request.status, request.loaded = Status.WAITING, request.num_computed > 0
+            if request.loaded:
+                self._remember(request)
+            else:  # nothing of the load was usable: the request starts over, and the connector is asked again
+                self._release(request)
             self.waiting.appendleft(request)
 
     def invalidate(self, blocks: set[int]) -> set[str]:

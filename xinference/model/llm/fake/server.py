@@ -18,15 +18,12 @@ from xinference.model.llm.fake.blocks import BlockPool
 from xinference.model.llm.fake.config import FakeConfig, FakeConfigRefused
 from xinference.model.llm.fake.engine import FakeEngine
 from xinference.model.llm.fake.routes import FakeServer
+from xinference.model.llm.fake.shared_cache import SharedCache
 from xinference.model.llm.fake.sharing import NoSharing, Sharing
 
 logger = logging.getLogger("xinference.fake")
 
 SHUTDOWN_SECONDS = 1.0
-
-
-def no_sharing(pool: BlockPool) -> Sharing:
-    return NoSharing()
 
 
 async def serve(uds: Path, model_name: str, config: FakeConfig) -> None:
@@ -38,7 +35,11 @@ async def serve(uds: Path, model_name: str, config: FakeConfig) -> None:
     sock.bind(str(uds))
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), config.start_delay_seconds)
-    engine = FakeEngine(config, no_sharing)
+
+    def sharing(pool: BlockPool) -> Sharing:
+        return NoSharing() if config.xavier is None else SharedCache(config, pool)
+
+    engine = FakeEngine(config, sharing)
     runner = web.AppRunner(
         FakeServer(model_name, engine).app(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS
     )

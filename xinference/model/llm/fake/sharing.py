@@ -1,15 +1,30 @@
 """What the fake scheduler asks of a KV connector, in the order in which vLLM's scheduler asks; and the connector that shares nothing."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from xinference.model.llm.fake.request import Sequence as Request
 
-Scheduled = tuple[Request, int, list[int]]
+
+@dataclass(frozen=True)
+class Step:
+    """A step about to be dispatched.
+
+    ``scheduled`` holds (request, tokens computed after the step, new block ids) each; ``num_tokens`` are computed in it.
+    """
+
+    scheduled: Sequence[tuple[Request, int, list[int]]]
+    preempted: Sequence[str]
+    finished: Sequence[str]
+    num_tokens: int
 
 
 class Sharing(Protocol):
-    """Both halves of a connector. Methods are called from the engine's loop only."""
+    """Both halves of a connector. All methods are called from the engine's loop."""
+
+    def arrived(self, request: Request, now: float) -> None:
+        """A request entered the queue."""
 
     def matched_tokens(self, request: Request, num_computed: int, now: float) -> tuple[int | None, bool]:
         """Tokens beyond the local prefix that can be had from elsewhere (None: ask again), and whether they are loaded asynchronously."""
@@ -17,8 +32,8 @@ class Sharing(Protocol):
     def allocated(self, request: Request, num_external: int, now: float) -> None:
         """The request has its blocks; ``num_external`` tokens of them are to be loaded."""
 
-    def build(self, scheduled: Sequence[Scheduled], preempted: Sequence[str], finished: Sequence[str], now: float) -> None:
-        """A step was scheduled: (request, tokens computed after it, new block ids) each. Blocks may be overwritten after this."""
+    def build(self, step: Step, now: float) -> None:
+        """A step was scheduled. Blocks handed out in it may be overwritten after this."""
 
     def before_forward(self) -> None:
         """Synchronous loads happen here."""
@@ -28,9 +43,6 @@ class Sharing(Protocol):
 
     def output(self, finished_loads: set[str], invalid_blocks: set[int], now: float) -> None:
         """The scheduler's half learns what ``after_forward`` reported."""
-
-    def first_token(self, request: Request, now: float) -> None:
-        """The request's prefill is complete."""
 
     def finished(self, request: Request, status: str, now: float) -> None:
         """The request ended; its blocks are released after this."""
@@ -42,13 +54,16 @@ class Sharing(Protocol):
 class NoSharing:
     """An engine without a connector."""
 
+    def arrived(self, request: Request, now: float) -> None:
+        pass
+
     def matched_tokens(self, request: Request, num_computed: int, now: float) -> tuple[int | None, bool]:
         return 0, False
 
     def allocated(self, request: Request, num_external: int, now: float) -> None:
         pass
 
-    def build(self, scheduled: Sequence[Scheduled], preempted: Sequence[str], finished: Sequence[str], now: float) -> None:
+    def build(self, step: Step, now: float) -> None:
         pass
 
     def before_forward(self) -> None:
@@ -58,9 +73,6 @@ class NoSharing:
         return set(), set()
 
     def output(self, finished_loads: set[str], invalid_blocks: set[int], now: float) -> None:
-        pass
-
-    def first_token(self, request: Request, now: float) -> None:
         pass
 
     def finished(self, request: Request, status: str, now: float) -> None:

@@ -47,8 +47,8 @@ class Reserved:
     Args:
         first: index of the first key that got a place; those before it are kept or on their way already.
         places: for keys[first], keys[first + 1], ... Each is to be published or given back, in this order.
-        refused: why the keys from ``end`` on got none. None if there are none left, or if keys[end] is kept or on its way already, as the
-            beginning of a run of its own: then the rest may be offered again.
+        refused: why the keys from ``end`` on got none. None if there are none left, or if keys[end] was kept or on its way already, as
+            the beginning of a run of its own: then the rest may be offered again. Each call gives a place or refuses, so that ends.
     """
 
     first: int

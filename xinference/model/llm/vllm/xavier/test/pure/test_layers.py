@@ -20,7 +20,7 @@ XAVIER = Path(__file__).parents[2]
 PACKAGE = "xinference.model.llm.vllm.xavier"
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50  # docstring not counted
-MAX_METHODS = 12  # public ones
+MAX_METHODS = 12  # public ones; properties and constructors not counted
 
 # folder -> folders it may import
 FOLDERS = {
@@ -94,7 +94,7 @@ def test_files_functions_and_classes_stay_within_their_size(path: Path) -> None:
             lines = node.end_lineno - node.lineno + 1 - doc
             assert lines <= MAX_FUNCTION_LINES or f"{name_of(path)}:{node.name}" in TOO_LONG, f"{node.name}: {lines} lines"
         elif isinstance(node, ast.ClassDef) and name_of(path) not in DOORS:
-            methods = [m.name for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
+            methods = [m.name for m in node.body if isinstance(m, ast.FunctionDef) and m.name[0] != "_" and not m.decorator_list]
             assert len(methods) <= MAX_METHODS or f"{name_of(path)}:{node.name}" in TOO_LONG, f"{node.name}: {len(methods)} methods"
 
 

@@ -26,7 +26,7 @@ Drain = Annotated[float | None, Query(ge=0, le=3600, description="seconds that o
 @router.get("/v1/models", summary="All models")
 async def list_models(request: Request) -> Json:
     models = await state_of(request).cluster.list_models()
-    return {"object": "list", "data": [public_part(model) for model in models]}
+    return {"object": "list", "data": models if is_admin(request) else [public_part(model) for model in models]}
 
 
 @router.post(

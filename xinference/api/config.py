@@ -30,7 +30,7 @@ class ApiConfig:
     """pause between two looks for new log lines"""
     xavier_stream_seconds: float = 1.0
     """pause between two readings of /xavier/stream"""
-    control_seconds: float = 30.0
+    control_seconds: float = 60.0
     """longest wait for an answer of the supervisor, beside what a call is asked to wait"""
     metrics_scrape_seconds: float = 2.0
     """longest wait for one replica's metrics; a replica that is slower is left out of this scrape"""

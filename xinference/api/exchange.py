@@ -137,6 +137,9 @@ class Exchange(Response):
         """Try replicas until one has answered."""
         tried: list[Replica] = []
         while True:
+            if tried:
+                # What failed may have been replaced meanwhile.
+                routes = self._gateway.table.get(routes.uid) or routes
             replica = self._next_replica(routes, tried)
             tried.append(replica)
             try:
@@ -154,12 +157,12 @@ class Exchange(Response):
                 logger.info("request %s: replica %s refused: %s", self._ask.request_id, replica.replica_uid, refused.error.code)
                 if refused.dead:
                     self._gateway.report_failure(routes.uid, replica, "its engine died")
-                if answer.has_events or not refused.elsewhere or not self._may_retry(routes, tried):
+                if answer.has_events or not refused.elsewhere or self._is_last(routes, tried):
                     raise refused.error from error
             else:
                 return
-            if not self._may_retry(routes, tried):
-                raise NoReplicaAvailable("the replica died and no other is ready")
+            if len(tried) >= self._gateway.config.attempts or self._ask.steer is not None:
+                raise NoReplicaAvailable(f"{len(tried)} replicas failed on this request")
             self._gateway.metrics.retries.labels(routes.uid).inc()
 
     def _next_replica(self, routes: ModelRoutes, tried: list[Replica]) -> Replica:
@@ -167,10 +170,11 @@ class Exchange(Response):
             return self._gateway.steered(routes, self._ask.steer)
         return self._gateway.choose(routes, tried, self._ask.prepared.prefix)
 
-    def _may_retry(self, routes: ModelRoutes, tried: list[Replica]) -> bool:
+    def _is_last(self, routes: ModelRoutes, tried: list[Replica]) -> bool:
+        """Whether no further replica can be asked; then what this one said is the answer."""
         keys = {replica.key for replica in tried}
         left = any(replica.key not in keys for replica in routes.ready)
-        return self._ask.steer is None and left and len(tried) < self._gateway.config.attempts
+        return self._ask.steer is not None or not left or len(tried) >= self._gateway.config.attempts
 
     async def _attempt(self, routes: ModelRoutes, replica: Replica, answer: Answer) -> None:
         """Ask one replica.

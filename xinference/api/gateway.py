@@ -13,6 +13,7 @@ from xinference.api.control import ClusterClient, Json
 from xinference.api.metrics import ApiMetrics
 from xinference.api.route_table import ModelRoutes, Replica, RouteTable
 from xinference.api.upstream import Upstreams
+from xinference.core.route import PrefixRouter
 from xinference.errors import ModelLoading, NoReplicaAvailable, NotFound, RateLimited, ShuttingDown, XinferenceError
 from xinference.settings import Limits
 
@@ -43,13 +44,6 @@ class Router(Protocol):
     def choose(self, uid: str, replica_uids: Sequence[str], open_requests: Mapping[str, int], prefix: str, now: float) -> str: ...
 
 
-class LeastLoaded:
-    """The replica with the fewest open requests, the first of equals."""
-
-    def choose(self, uid: str, replica_uids: Sequence[str], open_requests: Mapping[str, int], prefix: str, now: float) -> str:
-        return min(replica_uids, key=lambda replica_uid: open_requests[replica_uid])
-
-
 class Gateway:
     """Shared state of one API process. One event loop only."""
 
@@ -65,7 +59,7 @@ class Gateway:
         self.idle = asyncio.Event()
         self.idle.set()
         self.feeds: set[Feed] = set()
-        self._router = router or LeastLoaded()
+        self._router = router or PrefixRouter()
         self._open_by_model: Counter[str] = Counter()
         self._open_by_replica: Counter[tuple[str, str]] = Counter()
         self._suspects: dict[tuple[str, str, str], float] = {}

@@ -161,6 +161,11 @@ class RouteTable:
                 self._ahead.clear()
                 await asyncio.sleep(self._config.route_retry_seconds)
                 continue
+            except Exception:
+                # Without this loop no change would ever be seen again.
+                logger.exception("reading route changes failed")
+                await asyncio.sleep(self._config.route_retry_seconds)
+                continue
             self.connected = True
             self._take(changes)
 
@@ -177,9 +182,10 @@ class RouteTable:
 
 
 def _has_ended(routes: ModelRoutes | None, replica_uid: str, incarnation: str) -> bool:
-    """Whether a table says that this start of a replica is over.
+    """Whether a table says that this start of a replica is over: its model is there, and it is not.
 
-    A replica that is not mentioned may be alive: a supervisor that was started anew hears of its replicas one by one.
+    A model that is not mentioned may be alive: a supervisor that was started anew knows of none at first.
     """
-    now = next((replica for replica in routes.replicas if replica.replica_uid == replica_uid), None) if routes is not None else None
-    return now is not None and (now.incarnation != incarnation or now.state not in _ANSWERING)
+    if routes is None:
+        return False
+    return not any(replica.key == (replica_uid, incarnation) and replica.state in _ANSWERING for replica in routes.replicas)

@@ -157,10 +157,11 @@ def validate(schema: type[Body], body: Json) -> None:
     try:
         schema.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = field_path(body, first["loc"], missing=first["type"] == "missing")
-        where = f"'{param}': " if param else ""
-        raise InvalidRequest(f"{where}{first['msg'][:1].lower()}{first['msg'][1:]}", param=param) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        places = [(field_path(body, each["loc"], each["type"] == "missing") or "", each["msg"]) for each in found]
+        # A union has an error for each of its types; the one that got furthest is of the type that was meant.
+        param, message = max((place for place in places if place[0].startswith(places[0][0])), key=lambda place: place[0].count("."))
+        raise InvalidRequest(f"'{param}': {message[:1].lower()}{message[1:]}", param=param or None) from None
 
 
 def field_path(body: Any, location: tuple[int | str, ...], missing: bool = False) -> str | None:

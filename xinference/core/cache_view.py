@@ -43,7 +43,7 @@ class CacheView:
                     "file_bytes": geometry.file_bytes,
                     "book_bytes": geometry.book_bytes,
                     "used_bytes": header["used_bytes"],
-                    "blocks": header["used_blocks"],
+                    "blocks": header["used_places"],
                     "capacity_blocks": geometry.num_places,
                     "block_bytes": geometry.place_bytes,
                     "tokens_per_block": self._order.block_size,

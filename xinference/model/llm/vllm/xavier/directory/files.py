@@ -15,7 +15,7 @@ import stat
 import time
 import weakref
 
-from xinference.model.llm.vllm.xavier.directory.names import unfinished_path
+from xinference.model.llm.vllm.xavier.directory.names import unfinished_path, unfinished_paths
 from xinference.model.llm.vllm.xavier.errors import SegmentRefused, SharedMemoryFull
 
 _POLL_SECONDS = 0.005
@@ -101,12 +101,16 @@ def lock_file(path: str, wait_seconds: float = 0.0) -> FileLock | None:
 def create_file(path: str, num_bytes: int) -> tuple[FileLock, mmap.mmap, str]:
     """A new file of zeros, locked and mapped, under an unfinished name; ``os.rename`` it to ``path`` when its header is written.
 
+    What predecessors left unfinished is removed first: it may be as large as what is wanted now.
+
     Returns:
         The lock, the writable mapping, and the unfinished name.
 
     Raises:
         SharedMemoryFull: the file system has no room; nothing is left behind.
     """
+    for left in unfinished_paths(path):
+        _remove_if_free(left)
     name = unfinished_path(path)
     lock = FileLock(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600))
     try:
@@ -135,6 +139,16 @@ def allocate(fd: int, num_bytes: int, path: str) -> None:
         raise SharedMemoryFull(
             f"{path} needs {num_bytes} bytes, but {os.path.dirname(path)} has {room.f_bavail * room.f_frsize} free: {error.strerror}"
         ) from None
+
+
+def _remove_if_free(path: str) -> None:
+    try:
+        lock = lock_file(path)
+    except SegmentRefused:
+        return  # somebody is making it
+    if lock is not None:
+        os.unlink(path)
+        lock.release()
 
 
 def open_for_reading(path: str) -> int:

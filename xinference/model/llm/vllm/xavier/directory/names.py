@@ -40,6 +40,13 @@ def unfinished_path(path: str) -> str:
     return f"{path}.{os.urandom(4).hex()}.tmp"
 
 
+def unfinished_paths(path: str) -> list[str]:
+    """The files on their way to this name, left by processes that died while they made them or being made now."""
+    directory, base = os.path.split(path)
+    entries = (entry for entry in os.listdir(directory) if entry.startswith(f"{base}."))
+    return [os.path.join(directory, entry) for entry in entries if entry.endswith(".tmp")]
+
+
 def parse_name(name: str) -> FileName | None:
     """What a file name says, or None if it is not one of ours."""
     match = _NAME.fullmatch(name)

@@ -24,6 +24,9 @@ class Loads:
         self._offers = offers
         config = engine.config
         self._board = LoadBoard(config.followers_max, config.leader_patience_factor)
+        self._leaders: set[str] = set()
+        # The engine acts on an answer before it asks the next question, so this is what it does when an allocation fails.
+        self.last_answer_asynchronous = False
         self._new: list[LoadJob] = []
         self._synchronous: list[RequestState] = []
 
@@ -31,19 +34,28 @@ class Loads:
         """The engine's question. Only ``state`` remembers it."""
         size = self._engine.tokens_per_block
         start = state.asked_local_tokens // size
-        if self._shared.open_loads and not state.barred and start < len(state.chain):
-            verdict = self._board.verdict(state.chain[start], state.request_id, now)
-            if verdict == "wait":
-                state.offer = None
-                state.waited = True
-                return None, False
+        if self._leaders and not state.barred and start < len(state.chain) and self._waits(state, start, now):
+            state.offer = None
+            return None, False
         offer = state.offer = self._offers.find(state, view, state.asked_local_tokens, step)
         if offer is None:
             return 0, False
+        self.last_answer_asynchronous = offer.asynchronous
         return (offer.stop - offer.start) * size, offer.asynchronous
+
+    def _waits(self, state: RequestState, start: int, now: float) -> bool:
+        """Whether another request is loading the block that this one misses first, and this one is to wait for it."""
+        verdict = self._board.verdict(state.chain[start], state.request_id, now)
+        waits = verdict == "wait"
+        if waits != state.waiting:
+            state.waiting = waits
+            with self._shared.lock:
+                self._shared.count("followers_waited" if waits else "followers_gave_up")
+        return waits
 
     def commit(self, state: RequestState, block_ids: Sequence[int], num_external_tokens: int, now: float) -> None:
         """Blocks were allocated: pin what is the own slab's and make the job. The lock is held."""
+        self._leave_board(state)
         state.stored_start = state.stored_stop = 0
         if state.refusal:
             self._shared.count(state.refusal)
@@ -60,6 +72,7 @@ class Loads:
         self._open(state, LoadJob(state.request_id, self._shared.epoch.current, pieces, offer.asynchronous), now)
         if offer.asynchronous:
             self._board.lead(state.chain[offer.start], state.request_id, offer.expected_seconds, now)
+            self._leaders.add(state.request_id)
 
     def fail_all(self, state: RequestState, block_ids: Sequence[int], num_external_tokens: int, asynchronous: bool, now: float) -> None:
         """The engine counts on tokens that cannot be loaded: a load in which every block has failed already. The lock is held."""
@@ -102,9 +115,9 @@ class Loads:
         self._synchronous = [state for state in self._synchronous if state.load is not None and not state.load.done]
         return ended
 
-    def promoted(self, state: RequestState, now: float) -> None:
+    def promoted(self, state: RequestState) -> None:
         """The engine goes on with a request whose asynchronous load was reported: its followers find a local hit from now on."""
-        self._board.done(state.request_id)
+        self._leave_board(state)
 
     def closed(self, request_id: str) -> None:
         """A load was reported as finished: its engine blocks are the engine's again. The lock is held."""
@@ -128,7 +141,7 @@ class Loads:
         if not failed:
             return None
         state.barred = True
-        self._board.done(state.request_id)
+        self._leave_board(state)
         self._shared.count("failed_loads")
         self._shared.count("invalid_blocks", len(failed))
         state.stored_stop = state.stored_start + num_usable
@@ -145,6 +158,11 @@ class Loads:
 
     def abandon(self, state: RequestState) -> None:
         """The request ended. A load that is under way is cut short, and still reported once. The lock is held."""
-        self._board.done(state.request_id)
+        self._leave_board(state)
         if state.load is not None:
             state.load.cancelled = True
+
+    def _leave_board(self, state: RequestState) -> None:
+        self._board.done(state.request_id)
+        self._leaders.discard(state.request_id)
+        state.waiting = False

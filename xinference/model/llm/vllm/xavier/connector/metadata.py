@@ -31,9 +31,10 @@ class RequestView:
 
 
 class Scheduled(NamedTuple):
-    """One request of a step: tokens computed once the step has run, and the blocks it was given since it was last scheduled.
+    """One request of a step: tokens computed once the step has run, and blocks.
 
-    ``new_block_ids`` is read for running requests only; an admitted request's whole table came with ``allocated``.
+    ``new_block_ids`` are those that a running request was given since it was last scheduled; for a request scheduled for the first time
+    since ``allocated`` they are None or its whole table.
     """
 
     request_id: str

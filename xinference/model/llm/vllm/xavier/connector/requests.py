@@ -90,13 +90,15 @@ class RequestState:
     phase: Phase = Phase.WAITING
     # The engine's blocks of this request, in chain order, as far as they have been handed out.
     block_ids: list[int] = field(default_factory=list)
+    # Allocated since the last step: blocks named with its next step are its whole table, not an addition.
+    admitted: bool = False
     # Answer of the engine's own lookup at the latest question.
     asked_local_tokens: int = 0
     offer: Offer | None = None
     load: LoadJob | None = None
     # A load of this request failed once: it is offered nothing external again.
     barred: bool = False
-    waited: bool = False
+    waiting: bool = False
     # Why the latest question got nothing although something was found: a counter's name, counted at admission.
     refusal: str = ""
     # Blocks [0, examined) have been saved, found stored, or given up; ``tail`` says what became of the last of them.

@@ -16,6 +16,7 @@ from xinference.model.llm.vllm.xavier.connector.metadata import EMPTY, RequestVi
 from xinference.model.llm.vllm.xavier.connector.offers import Offers
 from xinference.model.llm.vllm.xavier.connector.requests import Phase, RequestState
 from xinference.model.llm.vllm.xavier.connector.saving import SavePlanner
+from xinference.model.llm.vllm.xavier.transfer.jobs import SaveJob
 
 # A request whose first token was not reported this many steps after its prefill was dispatched is taken to have it.
 SILENT_STEPS = 3
@@ -77,22 +78,39 @@ class XavierScheduler:
             self._settle_load(state, now)  # asked again, so nothing of it was usable
             state.phase = Phase.WAITING
         state.asked_local_tokens = num_computed_tokens
+        if self._shared.corrupted:
+            state.offer = None
+            return 0, False
         return self._loads.answer(state, request, self._step, now)
 
     def allocated(self, request: RequestView, block_ids: Sequence[int], num_external_tokens: int, now: float) -> None:
         """The engine gave the request these blocks (its whole table) and will have ``num_external_tokens`` loaded."""
         state = self._request(request, now)
         if state.phase is Phase.LOADING:
+            self._promote(state, now)
             num_known = len(state.block_ids)
-            self._loads.promoted(state, now)
-            self._settle_load(state, now)
-            state.phase = Phase.RUNNING
         else:
             num_known = state.asked_local_tokens // self._engine.tokens_per_block
             self._admit(state, block_ids, num_external_tokens, now)
         state.block_ids = list(block_ids)
+        state.admitted = True
         self._fresh_blocks.extend(block_ids[num_known:])
         self.wake_at[state.request_id] = 0
+
+    def allocation_failed(self, request_id: str, block_ids: Sequence[int], num_external_tokens: int, now: float) -> None:
+        """``allocated`` raised. The engine counts on the external tokens all the same, so they are reported as a load that failed."""
+        state = self._requests.get(request_id)
+        if state is None or not num_external_tokens or state.load is not None:
+            return
+        with self._shared.lock:
+            self._loads.fail_all(state, block_ids, num_external_tokens, self._loads.last_answer_asynchronous, now)
+        state.phase = Phase.LOADING if self._loads.last_answer_asynchronous else Phase.RUNNING
+
+    def _promote(self, state: RequestState, now: float) -> None:
+        """The engine goes on with a request whose asynchronous load was reported."""
+        self._settle_load(state, now)
+        self._loads.promoted(state)
+        state.phase = Phase.RUNNING
 
     def _admit(self, state: RequestState, block_ids: Sequence[int], num_external_tokens: int, now: float) -> None:
         local = state.asked_local_tokens
@@ -126,7 +144,7 @@ class XavierScheduler:
         for scheduled in step.scheduled:
             state = self._requests.get(scheduled[0])
             if state is not None:
-                full = self._progress(state, scheduled)
+                full = self._progress(state, scheduled, now)
                 if full > state.examined and not state.tainted:
                     candidates.append((state, full))
         with shared.lock:
@@ -135,22 +153,36 @@ class XavierScheduler:
             shared.count("steps")
             shared.blocks.hand_out(self._fresh_blocks, shared.epoch.current)
             self._fresh_blocks.clear()
-            saves = self._saves.plan(candidates) if candidates else None
+            saves = self._saves.plan(candidates) if candidates and not shared.corrupted else None
             self._complete(self._step - SILENT_STEPS, now)
         for state, full in candidates:
             self._set_wake(state, full)
         self._reset_local_cache()
-        sync_loads, async_loads = self._loads.take()
-        if saves is None and not sync_loads and not async_loads:
-            return EMPTY
-        return StepMeta(sync_loads, async_loads, saves)
+        return self._meta(saves)
 
-    def _progress(self, state: RequestState, scheduled: Scheduled) -> int:
+    def rescue(self) -> StepMeta:
+        """``build`` raised. The step is dispatched all the same: its loads are started, and no save under way may count any more."""
+        with self._shared.lock:
+            self._shared.epoch.promised = False
+            self._shared.blocks.hand_out(range(len(self._shared.blocks)), self._shared.epoch.current)
+            self._fresh_blocks.clear()
+        return self._meta(None)
+
+    def _meta(self, saves: SaveJob | None) -> StepMeta:
+        sync_loads, async_loads = self._loads.take()
+        return StepMeta(sync_loads, async_loads, saves) if saves or sync_loads or async_loads else EMPTY
+
+    def _progress(self, state: RequestState, scheduled: Scheduled, now: float) -> int:
         """Note what this step computes; blocks whose hash is known and that are full after it."""
-        request_id, after, new_blocks = scheduled
-        if new_blocks and request_id in self.wake_at and len(state.block_ids) < self._blocks_for(after):
-            state.block_ids.extend(new_blocks)
-            self._fresh_blocks.extend(new_blocks)
+        _, after, new_blocks = scheduled
+        if state.phase is Phase.LOADING:
+            self._promote(state, now)
+            state.admitted = True
+        if new_blocks:
+            more = new_blocks[len(state.block_ids) :] if state.admitted else new_blocks
+            state.block_ids.extend(more)
+            self._fresh_blocks.extend(more)
+        state.admitted = False
         before, state.computed_tokens = state.computed_tokens, after
         if state.high_water_tokens > before:
             state.recomputed_tokens += min(after, state.high_water_tokens) - before
@@ -167,9 +199,6 @@ class XavierScheduler:
         running = (state.completed or state.completing_step) and state.computed_tokens >= state.high_water_tokens
         due = state.examined < min(full, len(state.chain)) and not state.tainted
         self.wake_at[state.request_id] = 0 if not running or due else (full + 1) * self._engine.tokens_per_block
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._engine.tokens_per_block)
 
     # ---- outcomes
 

@@ -21,6 +21,7 @@ class XavierWorker:
         self._engine = engine
         self._loader = Loader(engine.config, engine.state, engine.clock)
         self._outstanding: dict[str, LoadJob] = {}
+        self._failed: list[LoadJob] = []
         self._invalid: set[int] = set()
         self._submitted: StepMeta = EMPTY
 
@@ -37,6 +38,22 @@ class XavierWorker:
                 self._outstanding[job.request_id] = job
             self._engine.copier.submit_loads(meta.async_loads)
 
+    def fail_loads(self, meta: StepMeta) -> None:
+        """Starting the step's loads raised: those that had not ended have failed, and are still reported once."""
+        now = self._engine.clock()
+        for job in (*meta.sync_loads, *meta.async_loads):
+            if not job.done:
+                job.failed_blocks.update(piece.block for piece in job.pieces)
+                self._engine.state.end_load(job, now, now)
+            self._invalid |= job.failed_blocks
+        self._failed.extend(meta.async_loads)
+        self._outstanding.update({job.request_id: job for job in meta.async_loads})
+
+    @property
+    def waits(self) -> bool:
+        """Whether an asynchronous load is outstanding."""
+        return bool(self._outstanding)
+
     def after_forward(self, meta: StepMeta) -> None:
         """The step's blocks are written: hand the saves over. A second call with the same metadata does nothing."""
         if meta is EMPTY or meta is self._submitted:
@@ -49,7 +66,7 @@ class XavierWorker:
         """Requests whose asynchronous load ended, each exactly once. Invalid blocks among theirs are reported with them."""
         if not self._outstanding:
             return set()
-        ended = self._engine.copier.take_finished()
+        ended, self._failed = [*self._failed, *self._engine.copier.take_finished()], []
         if not self._engine.copier.alive:
             ended.extend(self._abandon(ended))
         finished = set()

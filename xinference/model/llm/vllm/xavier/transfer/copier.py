@@ -77,6 +77,11 @@ class Copier:
         return finished
 
     @property
+    def busy(self) -> bool:
+        """Whether jobs are queued."""
+        return bool(self._loads or self._touches or self._saves)
+
+    @property
     def closing(self) -> bool:
         """Whether nothing new is accepted."""
         return self._closing
@@ -107,7 +112,7 @@ class Copier:
     def _run(self) -> None:
         while True:
             with self._wake:
-                if not (self._loads or self._touches or self._saves or self._closing):
+                if not (self.busy or self._closing):
                     self._wake.wait(self._config.copier_poll_seconds)
                 if self._closing and not (self._loads or self._saves):
                     return
@@ -119,7 +124,7 @@ class Copier:
 
     def run_pending(self) -> None:
         """Carry out all that is queued."""
-        while self._loads or self._touches or self._saves:
+        while self.busy:
             self.run_one()
 
     def run_one(self) -> None:
@@ -198,12 +203,12 @@ class Copier:
 
     def _still_good(self, epoch: int, piece: SavePiece) -> bool:
         state = self._state
-        return state.epoch.current == epoch and state.blocks.generation(piece.block) == piece.generation
+        return not state.corrupted and state.epoch.current == epoch and state.blocks.generation(piece.block) == piece.generation
 
     def _settle_save(self, epoch: int, piece: SavePiece, failed: bool) -> int:
         """Publish one block or give its place back; 1 if it was published. The lock is held."""
         state = self._state
-        if failed:
+        if failed or state.corrupted:
             reason = "drops_copy_failed"
         elif state.epoch.current != epoch:
             reason = "drops_epoch"

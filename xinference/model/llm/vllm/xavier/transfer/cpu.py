@@ -7,8 +7,9 @@ in words of eight bytes where sizes allow it: the same copy in single bytes take
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -66,7 +67,7 @@ class CpuMover:
         self._block_bytes = sum(_block_bytes(layer) for layer in strided)
         self._word_bytes, self._word = next((size, dtype) for size, dtype in _WORDS if all(_divides(size, layer) for layer in strided))
         self._segments = self._merge(strided)
-        self.layout = tuple((layer.offset - strided[0].offset, layer.dims) for layer in strided)
+        self.layout = _layout(layers.values(), num_blocks)
 
     @property
     def block_bytes(self) -> int:
@@ -126,9 +127,25 @@ class CpuMover:
         return words.set_(layer.storage, layer.offset // size, shape, strides)
 
 
+def _layout(layers: Iterable[tuple[str, torch.Tensor]], num_blocks: int) -> str:
+    """How a block is packed into a place: where the block dimension was, and type and shape of what is left, for runs of equal layers.
+
+    Strides are left out: a place holds the dimensions in logical order, and strides grow with the number of blocks.
+    """
+    texts = []
+    for _, tensor in layers:
+        dim = _block_dim(tensor, num_blocks)[0]
+        texts.append(f"{dim}:{tensor.dtype}:{'x'.join(str(size) for index, size in enumerate(tensor.shape) if index != dim)}")
+    return ",".join(f"{len(list(run))}*{text}" for text, run in groupby(texts))
+
+
+def _block_dim(tensor: torch.Tensor, num_blocks: int) -> list[int]:
+    return [dim for dim in (0, 1) if dim < tensor.dim() and tensor.shape[dim] == num_blocks]
+
+
 def _describe(name: str, tensor: torch.Tensor, num_blocks: int) -> _Strided:
     """A layer as bytes, block dimension first, neighbouring dimensions that lie together merged."""
-    candidates = [dim for dim in (0, 1) if dim < tensor.dim() and tensor.shape[dim] == num_blocks]
+    candidates = _block_dim(tensor, num_blocks)
     if len(candidates) != 1:
         raise ValueError(f"layer {name} of shape {tuple(tensor.shape)} must have one dimension of {num_blocks} blocks, first or second")
     item = tensor.element_size()

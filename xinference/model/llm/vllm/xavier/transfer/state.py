@@ -7,6 +7,7 @@ from typing import Any
 
 from xinference.model.llm.vllm.xavier.directory.control import ControlPageReader
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
+from xinference.model.llm.vllm.xavier.errors import BookImbalance
 from xinference.model.llm.vllm.xavier.policy.rates import MeasuredRates
 from xinference.model.llm.vllm.xavier.store.tier import CpuTier
 from xinference.model.llm.vllm.xavier.transfer.blocks import EngineBlocks
@@ -32,6 +33,7 @@ class TransferState:
         control: the control page; read by the copier thread only.
         rates: measured speeds.
         open_loads: loads that still hold places or engine blocks, by request.
+        corrupted: our own books were found to contradict each other; nothing is served, saved or published any more.
         open_saves: blocks on their way into places, by the epoch in which they were named.
     """
 
@@ -47,6 +49,7 @@ class TransferState:
     rates: MeasuredRates
     open_loads: dict[str, LoadJob] = field(default_factory=dict)
     open_saves: dict[int, int] = field(default_factory=dict)
+    corrupted: bool = False
     reported: set[tuple[str, type[BaseException]]] = field(default_factory=set)
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -58,6 +61,10 @@ class TransferState:
         if (where, type(error)) not in self.reported:
             self.reported.add((where, type(error)))
             logger.error("%s failed; further failures of this kind are only counted", where, exc_info=error)
+        if isinstance(error, BookImbalance) and not self.corrupted:
+            self.corrupted = True
+            logger.critical("the books of the shared cache contradict each other: this replica goes on without it")
+            self._withdraw_all()
         with self.lock:
             self.count("hook_errors")
 
@@ -72,6 +79,13 @@ class TransferState:
     def oldest_open_epoch(self) -> int:
         """The lowest epoch of anything that still holds a place. The lock is held."""
         return min((self.epoch.current, *self.open_saves, *(job.epoch for job in self.open_loads.values())))
+
+    def _withdraw_all(self) -> None:
+        """Let no peer read what corrupt books vouch for."""
+        with self.lock:
+            for place in range(self.segment.geometry.num_places):
+                if self.segment.published(place):
+                    self.segment.invalidate(place)
 
     def note_batch(self, num_blocks: int, seconds: float) -> None:
         """A batch of a load ended with this many good blocks. The lock is not held."""

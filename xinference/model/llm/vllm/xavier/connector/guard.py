@@ -1,0 +1,43 @@
+"""What stands around every hook: an error in the cache must never end the engine, and a hook's time is measured."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from xinference.model.llm.vllm.xavier.transfer.state import TransferState
+
+Answer = TypeVar("Answer")
+
+
+class Guard:
+    """Runs hook bodies. Used by the step thread only.
+
+    Args:
+        state: where errors are reported and sums are counted.
+
+    Time is summed here and written to the segment once a step, since a counter in shared memory costs more than a number.
+    """
+
+    def __init__(self, state: TransferState) -> None:
+        self._state = state
+        self._calls = 0
+        self._nanoseconds = 0
+
+    def run(self, hook: str, body: Callable[[], Answer], on_error: Callable[[], Answer]) -> Answer:
+        """The body's answer, or what ``on_error`` gives if it raises."""
+        started = time.perf_counter_ns()
+        try:
+            return body()
+        except Exception as error:
+            self._state.report(f"hook {hook}", error)
+            return on_error()
+        finally:
+            self._calls += 1
+            self._nanoseconds += time.perf_counter_ns() - started
+
+    def flush(self) -> None:
+        """Count what was summed since the last call."""
+        with self._state.lock:
+            self._state.count("hook_calls", self._calls)
+            self._state.count("hook_ns_total", self._nanoseconds)
+        self._calls = self._nanoseconds = 0

@@ -23,6 +23,7 @@ import aiohttp
 
 from xinference.model.llm import keeper
 from xinference.model.llm.engine_log import LineCutter, Redactor, cause_of
+from xinference.model.llm.orphans import kill_orphans
 from xinference.model.llm.sockets import SOCKET_MODE, check_length, prepare_directory
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class _Run:
     """What exists from ``start`` on."""
 
     process: asyncio.subprocess.Process
+    output: asyncio.StreamReader
+    output_pipe: asyncio.ReadTransport
     lifeline: socket.socket
 
 
@@ -188,33 +191,45 @@ class EngineProcess:
         return self._watcher
 
     async def _spawn(self) -> _Run:
+        """Start the keeper. The output pipe is ours, not asyncio's: with its own, Python 3.11 waits for the end of the process *and* of the
+        pipe, which any stray grandchild can hold open."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        with theirs:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-I", "-S", keeper.__file__, *self._command,
-                    stdin=theirs.fileno(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-                    env=self._env, start_new_session=True,
-                )  # fmt: skip
-            except BaseException:
-                ours.close()
-                raise
-        return _Run(process, ours)
+        read_end, write_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", keeper.__file__, *self._command,
+                stdin=theirs.fileno(), stdout=write_end, stderr=asyncio.subprocess.STDOUT, env=self._env, start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            os.close(read_end)
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
+        output = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(output)
+        pipe = os.fdopen(read_end, "rb", buffering=0)  # the transport closes it
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+        return _Run(process, output, transport, ours)
 
     async def _watch(self, run: _Run) -> int:
-        """Relay the output until the keeper has ended; then make sure that nothing of its group is left."""
-        relay = asyncio.create_task(self._relay(run.process.stdout))
+        """Relay the output until the keeper has ended; then make sure that nothing of its tree is left."""
+        relay = asyncio.create_task(self._relay(run.output))
         status = await run.process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(run.process.pid, signal.SIGKILL)  # only finds someone when the keeper itself was killed
+        if status < 0:  # perhaps the keeper itself was killed, and could not end the tree
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.process.pid, signal.SIGKILL)
+            await asyncio.to_thread(kill_orphans)
         await asyncio.wait({relay}, timeout=DRAIN_SECONDS)
         relay.cancel()
+        run.output_pipe.close()
         return status
 
-    async def _relay(self, stream: asyncio.StreamReader | None) -> None:
+    async def _relay(self, stream: asyncio.StreamReader) -> None:
         cutter = LineCutter()
-        while stream is not None and (chunk := await stream.read(READ_BYTES)):
+        while chunk := await stream.read(READ_BYTES):
             self._emit(cutter.feed(chunk))
         self._emit(cutter.end())
 

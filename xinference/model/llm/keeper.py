@@ -8,7 +8,8 @@ children; a process group is not killed when the worker is. The keeper therefore
     * learns of the worker's death twice over (end of file on its standard input; SIGUSR1 by parent-death signal) and then kills the tree,
     * kills what is left of the tree when the engine's first process ends, and ends the same way as that process did,
     * passes SIGTERM on to the engine's first process only, which knows how to stop its own children.
-If the keeper itself is killed, the engine's first process dies by its parent-death signal, and the worker kills the process group.
+If the keeper itself is killed, the engine's first process dies by its parent-death signal, and the worker finds the rest by the mark in
+its environment (``orphans.py``), at once or when it starts the next time.
 
 Run by path with ``python -I -S keeper.py COMMAND...``: standard library only, a few milliseconds to start. Standard input is one end of a
 socket pair: its end of file means that the worker is gone, and one line goes the other way: ``engine PID`` or ``refused REASON``.
@@ -25,6 +26,7 @@ from types import FrameType
 LIFELINE = 0  # standard input
 STARTED = "engine "
 REFUSED = "refused "
+MARK = "XINFERENCE_ENGINE_KEEPER"  # the same name as in orphans.py, which this script cannot import
 CANNOT_START = 127  # exit status when the command could not be executed
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -82,6 +84,14 @@ def run_engine(command: list[str], keeper_pid: int) -> None:
     os.dup2(devnull, LIFELINE)
     os.umask(OWNER_ONLY)
     os.execvpe(command[0], command, os.environ)  # noqa: S606  the command is a list, never a shell's
+
+
+def mark_environment() -> None:
+    """Put this process's identity (pid and start time) where all descendants inherit it."""
+    with open("/proc/self/stat", "rb") as file:
+        start_time = int(file.read().rpartition(b")")[2].split()[19])
+    os.environ[MARK] = f"{os.getpid()}.{start_time}"
+    os.environ["SPT_NOENV"] = "1"  # or else setproctitle, which vLLM uses, overwrites the environment that others can see
 
 
 def spawn(command: list[str]) -> int:
@@ -165,6 +175,7 @@ def note_only(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     parent = os.getppid()
+    mark_environment()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     reader, writer = os.pipe()

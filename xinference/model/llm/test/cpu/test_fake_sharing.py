@@ -13,7 +13,7 @@ from xinference.model.llm.fake import vocabulary
 from xinference.model.llm.fake.config import FakeConfig, Faults
 from xinference.model.llm.fake.network import continuation
 from xinference.model.llm.fake.shared_cache import namespace_of
-from xinference.model.llm.test.replicas import FakeReplica, SharingReplicas, eventually
+from xinference.model.llm.test.replicas import SharingReplicas, eventually
 from xinference.model.llm.vllm.xavier.directory.names import segment_path
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.requests import SOURCES

@@ -22,8 +22,10 @@ Json = dict[str, Any]
 MODEL_UID: Final = "demo"
 REPLICAS: Final = 2
 CACHE_BYTES: Final = 256 << 20
-# Small engines on purpose: both fit a laptop beside everything else.
+# Small engines on purpose: two fit a laptop beside everything else.
 ENGINE_CONFIG: Final[Json] = {"max_model_len": 2048, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+# Some 5,800 tokens of the demo model: what the demonstration needs. Of another model nobody knows how much that would be.
+DEMO_KV_CACHE_BYTES: Final = 128 << 20
 
 
 class Steps(Protocol):
@@ -72,10 +74,9 @@ class QuickStart:
         """
         seed = secrets.randbits(64)
         try:
-            path = self._model()
             self._server()
             with Client(background.endpoint_of(self._settings), self._api_key) as client:
-                self._launch(client, path)
+                self._ensure_model(client)
                 demonstration = self._demonstrate(client, seed)
         except BaseException as error:
             for left in self._stop() if stops_afterwards else ():
@@ -84,32 +85,28 @@ class QuickStart:
         remains = self._stop() if stops_afterwards else []
         return Outcome(background.endpoint_of(self._settings), seed, demonstration, demonstration.problems(), remains)
 
-    def _model(self) -> Path:
-        if self._model_path is not None:
-            return self._model_path
-        with self._steps.step("demo model"):
-            try:
-                return ensure_demo_model(self._settings.home_dir, self._steps.advance)
-            except DemoModelFailed as error:
-                raise DemoFailed(str(error)) from error
-
     def _server(self) -> None:
         if is_running(background.endpoint_of(self._settings)):
             return
         with self._steps.step("server"):
             background.start(self._settings, lambda: self._steps.advance("starting", None))
 
-    def _launch(self, client: Client, path: Path) -> None:
+    def _ensure_model(self, client: Client) -> None:
         try:
             model = client.model(MODEL_UID)
         except ModelNotFound:
             model = None
-        if model is not None and model["state"] == "ready":
-            if not model["xavier"] or len(model["replicas"]) < REPLICAS:
-                raise DemoFailed(f"a model '{MODEL_UID}' runs without Xavier or with one replica: `xinference terminate {MODEL_UID}` first")
-            return
+        if model is None or model["state"] != "ready":
+            self._launch(client, was_there=model is not None)
+        elif not model["xavier"] or len(model["replicas"]) < REPLICAS:
+            raise DemoFailed(f"a model '{MODEL_UID}' runs without Xavier or with one replica: `xinference terminate {MODEL_UID}` first")
+
+    def _launch(self, client: Client, was_there: bool) -> None:
+        path, engine_config = self._model_path, ENGINE_CONFIG
+        if path is None:
+            path, engine_config = self._demo_model(), ENGINE_CONFIG | {"kv_cache_memory_bytes": DEMO_KV_CACHE_BYTES}
         with self._steps.step("launch"):
-            if model is not None:
+            if was_there:
                 client.terminate(MODEL_UID)
             self._launched = True
             client.launch(
@@ -118,9 +115,16 @@ class QuickStart:
                 replica=REPLICAS,
                 enable_xavier=True,
                 xavier_cpu_cache_bytes=CACHE_BYTES,
-                engine_config=ENGINE_CONFIG,
+                engine_config=engine_config,
             )
             client.wait(MODEL_UID, lambda event: self._steps.advance(str(event["message"]), event.get("progress")))
+
+    def _demo_model(self) -> Path:
+        with self._steps.step("demo model"):
+            try:
+                return ensure_demo_model(self._settings.home_dir, self._steps.advance)
+            except DemoModelFailed as error:
+                raise DemoFailed(str(error)) from error
 
     def _demonstrate(self, client: Client, seed: int) -> Demonstration:
         ready = sorted(found["replica_uid"] for found in client.replicas(MODEL_UID) if found["state"] == "ready")

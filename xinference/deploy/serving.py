@@ -3,7 +3,7 @@
     start ──> serving ── first signal ──> draining (api/server.py) ──> stopping ──> nothing left
                          a further signal ends the draining; while stopping, signals are answered with a line of log
 
-Importing this imports FastAPI and, inside the cluster's functions, xoscar: only server processes do.
+Importing this imports FastAPI, but not xoscar: that is imported where it is used, after its environment is set.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -89,7 +90,10 @@ def greeting(door: Door, cluster: LocalCluster) -> list[str]:
 
 async def serve_api(door: Door, cluster: LocalCluster) -> None:
     """Serve the API of a cluster until a signal asks to stop and all requests have ended."""
-    app = create_app(cluster.supervisor, cluster.settings, Limits(), door.keys)
+    # Imports xoscar, which reads XOSCAR_DIR when it is imported: see actor_directory.
+    from xinference.api.cluster import SupervisorClient
+
+    app = create_app(SupervisorClient(cluster.supervisor), cluster.settings, Limits(), door.keys)
     for line in greeting(door, cluster):
         click.echo(line)
     await serve(app, door.listener)
@@ -100,7 +104,12 @@ def actor_directory() -> Iterator[None]:
     """A directory for the sockets between this server's own processes, gone afterwards.
 
     Below the temporary directory, because the path of a Unix socket holds 107 bytes and a home directory may be deep.
+
+    Raises:
+        RuntimeError: xoscar was imported before, so that it uses another directory than the processes it starts.
     """
+    if "xoscar" in sys.modules:
+        raise RuntimeError("xoscar was imported before its directory was made")
     with tempfile.TemporaryDirectory(prefix="xinference-", ignore_cleanup_errors=True) as path:
         os.environ["XOSCAR_DIR"] = path
         yield
@@ -108,12 +117,18 @@ def actor_directory() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def running(starting: Coroutine[Any, Any, LocalCluster]) -> AsyncIterator[LocalCluster]:
-    """A cluster that is stopped on every way out. A signal while it starts takes it back."""
+    """A cluster that is stopped on every way out. A signal while it starts takes it back.
+
+    Raises:
+        Conflict: it cannot start here: a port is taken, a key file is open to others.
+    """
     loop, starter = asyncio.get_running_loop(), asyncio.ensure_future(starting)
     for number in SIGNALS:
         loop.add_signal_handler(number, starter.cancel)
     try:
         cluster = await starter
+    except OSError as error:
+        raise Conflict(f"the server cannot start: {error}") from error
     finally:
         _tell_that_stopping()
     try:

@@ -33,6 +33,14 @@ def test_a_taken_port_is_said_in_words_before_anything_starts(server: ServerProc
     assert "Traceback" not in server.log
 
 
+def test_a_taken_supervisor_port_is_said_in_words(server: ServerProcess) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server.start("--port", str(server.port), "--supervisor-port", str(listener.getsockname()[1]))
+        assert end(server) == 1
+    assert "the server cannot start" in server.log
+    assert "Traceback" not in server.log
+
+
 def test_other_machines_are_served_only_with_a_key(server: ServerProcess) -> None:
     server.start("--host", "0.0.0.0", "--port", str(server.port), "--supervisor-port", "0")
     server.wait_until_serving()

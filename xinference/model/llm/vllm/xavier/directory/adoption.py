@@ -78,9 +78,11 @@ def adopt_records(table: OwnedRecordTable, num_places: int, epoch: int) -> Adopt
     for entry in reversed(newest):
         place = entry & 0xFFFFFFFF
         record = table.record(place)
-        if record is not None and table.find(record.key, epoch) is None and table.put_hint(place, record.key.k0, epoch):
-            places.append(place)
-        else:
+        slot = None if record is None else table.free_hint(record.key.k0, epoch)
+        if record is None or slot is None or table.find(record.key, epoch) is not None:
             table.withdraw(place)
+        else:
+            table.put_hint(slot, place, record.key.k0)
+            places.append(place)
     places.reverse()
     return Adoption(places, last_order)

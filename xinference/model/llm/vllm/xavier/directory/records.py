@@ -144,19 +144,8 @@ class OwnedRecordTable(RecordTable):
         records[base + FLAGS] = flags
         records[base + CHECK] = record_check(place, k0, k1, records[base + GENERATION], epoch, p0, p1, flags)
 
-    def has_room(self, k0: int, epoch: int) -> bool:
-        """Whether ``put_hint`` will find a word for a key with this first half."""
-        return self._free_slot(k0, epoch) is not None
-
-    def put_hint(self, place: int, k0: int, epoch: int) -> bool:
-        """Make the place findable. False, and nothing has changed, if the line is full: it holds eight blocks, one on average."""
-        slot = self._free_slot(k0, epoch)
-        if slot is None:
-            return False
-        self._hints[slot] = (k0 >> 32) << 32 | (place + 1)
-        return True
-
-    def _free_slot(self, k0: int, epoch: int) -> int | None:
+    def free_hint(self, k0: int, epoch: int) -> int | None:
+        """A free word on the line of a key with this first half, or None if the line is full: it holds eight blocks, one on average."""
         base = k0 % self._num_buckets * LINE_WORDS
         hints = self._hints
         for slot in range(base, base + LINE_WORDS):
@@ -166,6 +155,10 @@ class OwnedRecordTable(RecordTable):
             if self._records[((hints[slot] & _LOW) - 1) * LINE_WORDS + EPOCH] != epoch:
                 return slot
         return None
+
+    def put_hint(self, slot: int, place: int, k0: int) -> None:
+        """Make the place findable, by a word that ``free_hint`` gave."""
+        self._hints[slot] = (k0 >> 32) << 32 | (place + 1)
 
     def drop_hint(self, place: int, k0: int) -> None:
         """Remove the place's hint, if it is there."""

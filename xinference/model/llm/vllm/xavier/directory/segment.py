@@ -25,6 +25,9 @@ from xinference.model.llm.vllm.xavier.directory.records import Keys, OwnedRecord
 from xinference.model.llm.vllm.xavier.directory.requests import RequestRing
 from xinference.model.llm.vllm.xavier.errors import BookImbalance, SegmentRefused
 
+# Plain numbers: looking an enum's member up costs as much as the store.
+_USED_PLACES, _USED_BYTES = int(Word.USED_PLACES), int(Word.USED_BYTES)
+
 
 class SegmentWriter:
     """The owner's side of a segment. Not thread safe: callers hold the engine's lock.
@@ -42,6 +45,7 @@ class SegmentWriter:
         self._table = OwnedRecordTable(self._file, geometry)
         self._published = bytearray(geometry.num_places)
         self._order = 0
+        self._epoch = 0  # as in the header, which only this object writes; the hot paths need it without a load
         self.adopted = AdoptedPlaces(self._table, array("I"))
         counters = words_of(self._file, geometry.counters_offset, geometry.counters_offset + COUNTER_BYTES)
         ring = words_of(self._file, geometry.requests_offset, geometry.hints_offset)
@@ -94,7 +98,7 @@ class SegmentWriter:
         header[Word.PID] = os.getpid()
         header[Word.INCARNATION] = incarnation
         header[Word.START_TICKS] = start_ticks(os.getpid()) or 0
-        header[Word.EPOCH] = epoch
+        self.set_epoch(epoch)
         header[Word.EPOCH_CONFIRMED] = 0
         self.beat()
         if adopting:
@@ -115,11 +119,12 @@ class SegmentWriter:
     @property
     def epoch(self) -> int:
         """The epoch of everything published from now on, and of everything that ``place_of`` finds."""
-        return int(self._header[Word.EPOCH])
+        return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Start a new epoch: what was published in others is unreachable at once, here and for readers that know of it."""
         self._header[Word.EPOCH] = epoch
+        self._epoch = epoch
 
     def confirm_epoch(self, epoch: int) -> None:
         """Say that this replica holds nothing older than this epoch any more."""
@@ -127,8 +132,8 @@ class SegmentWriter:
 
     def set_used(self, blocks: int, num_bytes: int) -> None:
         """What the store's books say, for whoever looks from outside."""
-        self._header[Word.USED_PLACES] = blocks
-        self._header[Word.USED_BYTES] = num_bytes
+        self._header[_USED_PLACES] = blocks
+        self._header[_USED_BYTES] = num_bytes
 
     def beat(self) -> None:
         """Say that the owner's helper thread is alive, in microseconds of CLOCK_MONOTONIC."""
@@ -151,20 +156,21 @@ class SegmentWriter:
         """
         if self._published[place]:
             raise BookImbalance(f"place {place} was not withdrawn before it was filled again")
-        if not self.has_room(key):
+        slot = self._table.free_hint(key.k0, self._epoch)
+        if slot is None:
             raise BookImbalance(f"the index has no room for place {place}")
         self._order += 1
-        self._table.fill(place, key, parent, self.epoch, self._order)
+        self._table.fill(place, key, parent, self._epoch, self._order)
         self._published[place] = 1
-        self._table.put_hint(place, key.k0, self.epoch)
+        self._table.put_hint(slot, place, key.k0)
 
     def has_room(self, key: BlockKey) -> bool:
         """Whether the key's line of the index has a free word: if not, the block cannot be published (one in 100,000 of a full slab)."""
-        return self._table.has_room(key.k0, self.epoch)
+        return self._table.free_hint(key[0], self._epoch) is not None
 
     def place_of(self, key: BlockKey) -> int | None:
         """The place that holds this key's bytes in the present epoch."""
-        found = self._table.find(key, self.epoch)
+        found = self._table.find(key, self._epoch)
         return None if found is None else found.place
 
     def key_of(self, place: int) -> BlockKey | None:
@@ -174,7 +180,7 @@ class SegmentWriter:
 
     def longest_prefix(self, keys: Keys, start: int, stop: int) -> int:
         """End of the longest run of keys from ``start`` that are published here in the present epoch, at most ``stop``."""
-        return self._table.longest_prefix(keys, start, stop, self.epoch)
+        return self._table.longest_prefix(keys, start, stop, self._epoch)
 
     def slab_view(self) -> memoryview:
         """All places' bytes, writable; place p begins at p * place_bytes. It keeps the mapping alive."""

@@ -135,27 +135,18 @@ class CpuTier:
             False if they must not be found: a clear came in between, the block before them is not kept, or the index has no room. The
             place is given back then, and the drop is counted.
         """
-        self._forget_filling(place, key)
-        reason = None
-        if self._book.view(place).state == "cancelled":
-            self._give_up(place)
-            reason = "drops_epoch"
-        elif not self._segment.has_room(key):
-            self._give_up(place)
-            reason = "drops_index_full"
-        elif not self._book.commit(place):
-            reason = "drops_parent"
-        else:
+        if self._forget_filling(place, key) and self._segment.has_room(key) and self._book.commit(place):
             self._segment.publish(place, key, parent_key)
-        if reason is not None:
-            self._segment.counters.add(reason)
+            return True
+        self._segment.counters.add(self._refuse(place))
         self._note_used()
-        return reason is None
+        return False
 
     def give_back(self, place: int) -> None:
         """A reserved place is not going to be published; the caller has counted why."""
         self._forget_filling(place, self._key_by_filling.get(place))
-        self._give_up(place)
+        self._forget_followers(place)
+        self._book.abort(place)
         self._note_used()
 
     def pin(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -246,20 +237,34 @@ class CpuTier:
             first, tail = first + 1, place
         return first, tail
 
-    def _give_up(self, place: int) -> None:
-        """Abort a place. What was to follow it cannot be published any more, so its keys may be offered again."""
+    def _refuse(self, place: int) -> str:
+        """Give a place back that cannot be published; why not, as the name of a counter."""
+        self._forget_followers(place)
+        view = self._book.view(place)
+        if view.state not in ("reserved", "cancelled"):
+            return "drops_parent"  # the book has refused it, and has it back already
+        reason = "drops_epoch" if view.state == "cancelled" else "drops_parent"
+        if view.state == "reserved" and (view.parent is None or self._book.view(view.parent).state == "stored"):
+            reason = "drops_index_full"
+        self._book.abort(place)
+        return reason
+
+    def _forget_followers(self, place: int) -> None:
+        """What was to follow this place in its chain cannot be published any more, so its keys may be offered again."""
         if self._book.view(place).num_children:
             lost = {place}
             for child, key in list(self._key_by_filling.items()):  # parents come before their children
                 if self._book.view(child).parent in lost:
                     lost.add(child)
                     self._forget_filling(child, key)
-        self._book.abort(place)
 
-    def _forget_filling(self, place: int, key: BlockKey | None) -> None:
-        if key is not None and self._filling.get(key) == place:
-            del self._filling[key]
-            del self._key_by_filling[place]
+    def _forget_filling(self, place: int, key: BlockKey | None) -> bool:
+        """False if the place was not wanted any more: a clear came in between, or what it was to follow was given back."""
+        if key is None or self._filling.get(key) != place:
+            return False
+        del self._filling[key]
+        del self._key_by_filling[place]
+        return True
 
     def _refused(self, first: int, places: list[int], num_refused: int, reason: str) -> Reserved:
         self._segment.counters.add(_DROP_BY_REFUSAL[reason], num_refused)

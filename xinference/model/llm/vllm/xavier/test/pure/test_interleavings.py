@@ -60,7 +60,9 @@ class Owner(OwnedRecordTable):
 
     def publish(self) -> None:
         self.fill(PLACE, NEW, OLD, EPOCH, order=2)
-        assert self.put_hint(PLACE, NEW.k0, EPOCH)
+        slot = self.free_hint(NEW.k0, EPOCH)
+        assert slot is not None
+        self.put_hint(slot, PLACE, NEW.k0)
 
 
 def by_the_rules(owner: Owner) -> None:

@@ -130,6 +130,18 @@ def test_children_of_a_block_that_was_given_back_are_not_published(tmp_path: Pat
     assert segment.counters.value("drops_parent") == 1
 
 
+def test_a_block_published_before_the_one_it_follows_is_refused_with_all_that_follows_it(tmp_path: Path) -> None:
+    tier, segment = make(tmp_path, num_places=8)
+    reserved = tier.reserve(ReserveRequest(None, CHAIN[:3]))
+    assert not tier.publish(reserved.places[1], CHAIN[1], CHAIN[0])
+    tier.check()
+    assert not tier.publish(reserved.places[2], CHAIN[2], CHAIN[1])
+    assert segment.counters.value("drops_parent") == 2
+    assert tier.publish(reserved.places[0], CHAIN[0], None)
+    assert save(tier, CHAIN[:3]) == [True, True]
+    assert tier.used_blocks == 3
+
+
 def test_a_place_that_is_being_filled_is_never_handed_out_twice(tmp_path: Path) -> None:
     tier, _ = make(tmp_path, num_places=2)
     reserved = tier.reserve(ReserveRequest(None, CHAIN[:2]))
@@ -240,7 +252,8 @@ def test_a_full_line_of_the_index_refuses_a_block_and_keeps_the_books(tmp_path: 
     tier, segment = make(tmp_path, num_places=16)
     same_line = [BlockKey(16 * number << 32, number) for number in range(1, 11)]
     assert save(tier, same_line) == [True] * 8 + [False, False]
-    assert segment.counters.value("drops_index_full") == 2
+    assert segment.counters.value("drops_index_full") == 1
+    assert segment.counters.value("drops_parent") == 1
     assert tier.used_blocks == 8
 
 

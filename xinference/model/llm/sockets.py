@@ -22,13 +22,14 @@ def socket_path(run_dir: Path, worker_id: str, replica_uid: str) -> Path:
     Falls back to a private directory under the system's temporary directory when ``run_dir`` is too deep. Creates the directory.
 
     Raises:
-        SocketPathRefused: the directory is not ours alone.
+        SocketPathRefused: the directory is not ours alone, or even the fallback is too deep.
     """
     name = hashlib.sha256(f"{worker_id}/{replica_uid}".encode()).hexdigest()[:16] + ".sock"
     path = run_dir / name
     if len(os.fsencode(path)) >= MAX_SOCKET_PATH_BYTES:
         home = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:8]
         path = Path(tempfile.gettempdir()) / f"xinference-{os.getuid()}-{home}" / name
+    check_length(path)
     prepare_directory(path.parent)
     return path
 

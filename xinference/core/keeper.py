@@ -91,6 +91,7 @@ class ReplicaKeeper:
         self._ended: asyncio.Future[End] | None = None
         self._again = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[None] | None = None
 
     @property
     def uid(self) -> str:
@@ -102,9 +103,9 @@ class ReplicaKeeper:
 
     def start(self) -> "asyncio.Future[None]":
         """Begin; the future tells how the first start went: None, or the error that ended it."""
-        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._run(first))
-        return first
+        self._first = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(self._first))
+        return self._first
 
     def take_report(self, report: ReplicaReport) -> None:
         """What the replica's worker says. Reports about other engine starts are dropped."""
@@ -144,6 +145,8 @@ class ReplicaKeeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        if self._first is not None:
+            self._first.cancel()  # for one that was stopped before it began
         await self._taken.release()
         self._surroundings.release(self.uid)
         if self.state is not ReplicaState.STOPPED:

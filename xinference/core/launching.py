@@ -170,6 +170,7 @@ class Launcher:
         for placement in plan.replicas:
             d.keepers[placement.replica_uid] = self.keeper(d, placement)
         self._launches[model_uid] = asyncio.create_task(self._launch(d))
+        await asyncio.sleep(0)  # let it begin: a task that is cancelled before it began runs none of its own clean-up
         self._state.routes.bump()
         return d
 

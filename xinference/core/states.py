@@ -72,7 +72,7 @@ class IllegalMove:
     event: str
 
     def __str__(self) -> str:
-        return f"no move {self.event!r} from state {self.state!r}"
+        return f"no move '{self.event}' from state '{self.state}'"
 
 
 _GONE = {ReplicaEvent.RELAUNCH: ReplicaState.CREATING, ReplicaEvent.STOP: ReplicaState.STOPPED}

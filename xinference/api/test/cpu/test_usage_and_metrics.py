@@ -124,7 +124,7 @@ async def test_a_supervisor_that_hangs_costs_a_request_only_so_long(tmp_path: Pa
         async def hang(*_: Any) -> Any:
             await asyncio.Event().wait()
 
-        cluster.request_record = hang  # type: ignore[method-assign]
+        cluster.request_record = hang  # type: ignore[method-assign, assignment]
         async with asyncio.timeout(2):
             assert await client.chat.completions.create(model="m", messages=MESSAGES)
 

@@ -75,11 +75,10 @@ class PlaceTable:
             self.children[parent] += 1
 
     def move(self, place: int, state: int) -> None:
-        """Give a place a new state; pins stay."""
-        flag = self.flags[place]
-        self.num[flag & STATE_MASK] -= 1
+        """Give a place without pins a new state."""
+        self.num[self.flags[place] & STATE_MASK] -= 1
         self.num[state] += 1
-        self.flags[place] = state | flag & PINNED
+        self.flags[place] = state
 
     def cut(self, place: int) -> None:
         """Make a place nobody's child. A withdrawn parent that waited only for this child becomes free."""

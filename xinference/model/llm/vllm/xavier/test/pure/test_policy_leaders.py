@@ -100,6 +100,14 @@ def test_a_load_that_should_take_no_time_is_not_late_within_a_step() -> None:
     assert board.verdict(1, "third", NOW + PATIENCE_FLOOR_SECONDS + 0.001) == "lead"
 
 
+def test_a_request_whose_wait_ended_may_wait_anew() -> None:
+    board = board_with_a_leader()
+    assert board.verdict(1, "second", NOW) == "wait"
+    board.done("second")
+    board.lead(1, "third", 10.0, NOW + LATE)
+    assert board.verdict(1, "second", NOW + LATE) == "wait"
+
+
 def test_done_with_an_unknown_request_is_nothing() -> None:
     board = board_with_a_leader()
     board.done("nobody")

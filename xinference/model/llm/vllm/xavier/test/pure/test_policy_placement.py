@@ -147,6 +147,17 @@ def test_a_place_is_not_given_out_again_while_its_child_is_being_copied() -> Non
     assert book.reserve(None, 2).refused is None
 
 
+def test_an_aborted_parent_waits_for_all_its_children() -> None:
+    book = PlacementBook(3)
+    first, second = book.reserve(None, 2).places
+    (third,) = book.reserve(first, 1).places
+    book.abort(first)
+    book.abort(second)
+    assert book.view(first).state == "withdrawn"
+    book.abort(third)
+    assert book.counts().free == 3
+
+
 def test_a_child_committed_before_its_parent_is_refused() -> None:
     book = PlacementBook(2)
     first, second = book.reserve(None, 2).places
@@ -187,6 +198,23 @@ def test_a_clear_leaves_only_what_somebody_still_holds() -> None:
     book.unpin(stored[1])
     assert book.counts() == Counts(free=10, reserved=0, stored=0, withdrawn=0, pinned=0)
     assert len(set(book.reserve(None, 10).places)) == 10
+
+
+def test_a_clear_cancels_reservations_of_content_seen_before_too() -> None:
+    book = PlacementBook(2)
+    (place,) = book.reserve(None, 1, num_seen=1).places
+    book.clear()
+    assert book.view(place).state == "cancelled"
+    assert not book.commit(place)
+
+
+def test_places_of_a_cleared_chain_start_again_without_children() -> None:
+    book = PlacementBook(2)
+    store(book, None, 2)
+    book.clear()
+    assert store(book, None, 1) == [0]
+    assert store(book, None, 1) == [1]
+    assert book.reserve(None, 2).evicted == [0, 1]
 
 
 def test_restored_chains_are_given_up_in_the_order_in_which_they_were_restored() -> None:
@@ -358,3 +386,15 @@ def test_an_order_that_contradicts_the_places_is_found() -> None:
     for parent, stored in (([-1, 0], [0]), ([-1, 0, -1], [0, 1, 2]), ([1, -1], [0, 1])):
         with pytest.raises(BookImbalance):
             order.check(parent, stored)
+
+
+def test_a_book_checks_its_table_and_its_order() -> None:
+    book = PlacementBook(4)
+    (place,) = store(book, None, 1)
+    book.check()
+    book._order.drop(place)
+    with pytest.raises(BookImbalance, match="order"):
+        book.check()
+    book._table.num[STORED] = 0
+    with pytest.raises(BookImbalance, match="by state"):
+        book.check()

@@ -33,9 +33,11 @@ class Schedules(RuleBasedStateMachine):
     def any_in(self, *states: str) -> bool:
         return any(held.state in states for held in self.naive.places.values())
 
-    @rule(number=PICK, rooted=st.booleans(), count=st.integers(1, 5), num_seen=st.integers(0, 5))
-    def reserve(self, number: int, rooted: bool, count: int, num_seen: int) -> None:
-        parent = None if rooted else number % self.book.num_places
+    @rule(number=PICK, kind=st.sampled_from(["root", "kept", "kept", "any"]), count=st.integers(1, 5), num_seen=st.integers(0, 5))
+    def reserve(self, number: int, kind: str, count: int, num_seen: int) -> None:
+        parent = None if kind == "root" else number % self.book.num_places
+        if kind == "kept" and self.any_in("reserved", "stored"):
+            parent = self.pick(number, "reserved", "stored")
         before = self.views()
         parents = [view.parent for view in before]
         got = self.book.reserve(parent, count, num_seen)

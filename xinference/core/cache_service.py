@@ -70,7 +70,7 @@ class CacheService:
 
     async def record(self, model_uid: str, replica_uid: str, request: str, wait_seconds: float) -> dict[str, Any] | None:
         """The accounting record of one request, or None if there is none in time. Raises ModelNotFound, NotFound."""
-        keeper: ReplicaKeeper = self._state.replica(model_uid, replica_uid)
+        keeper = self._state.replica(model_uid, replica_uid)
         try:
             found: dict[str, Any] | None = await self._fleet.ask(
                 keeper.report, "request_record", request, wait_seconds, wait_seconds=wait_seconds

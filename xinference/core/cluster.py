@@ -9,10 +9,10 @@ module imports xoscar, and everything that needs it, inside its functions: impor
 """
 
 import logging
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from xinference.core.actor_directory import use_actor_directory
 from xinference.core.cluster_key import use_cluster_key
 from xinference.core.worker_identity import WorkerIdentity, take_identity
 from xinference.settings import Settings
@@ -45,10 +45,10 @@ class LocalCluster:
         self._stopped = True
         grace = self.settings.drain_seconds if grace_seconds is None else grace_seconds
         try:
+            if self.supervisor is not None:  # first: models end in order, and nothing is started again
+                await self.supervisor.shut_down(grace)
             if self.worker is not None:
                 await self.worker.shut_down(grace)
-            if self.supervisor is not None:
-                await self.supervisor.shut_down()
         finally:
             await self.pool.stop()
             if self.identity is not None:
@@ -57,7 +57,7 @@ class LocalCluster:
 
 async def start_local(settings: Settings) -> LocalCluster:
     """Supervisor and worker in this process, on loopback. Call it on the main thread, which must outlive the cluster."""
-    _prepare(settings, "local")
+    _prepare(settings)
     pool, downs = await _start_pool(f"{LOOPBACK}:{settings.supervisor_port}")
     try:
         supervisor = await _create_supervisor(settings, pool)
@@ -70,7 +70,7 @@ async def start_local(settings: Settings) -> LocalCluster:
 
 async def start_supervisor(settings: Settings, host: str | None = None) -> LocalCluster:
     """A supervisor alone, at the settings' supervisor_port; workers join it."""
-    _prepare(settings, "supervisor")
+    _prepare(settings)
     pool, _ = await _start_pool(f"{host or LOOPBACK}:{settings.supervisor_port}")
     try:
         supervisor = await _create_supervisor(settings, pool)
@@ -82,7 +82,7 @@ async def start_supervisor(settings: Settings, host: str | None = None) -> Local
 
 async def start_worker(settings: Settings, supervisor_address: str, host: str | None = None) -> LocalCluster:
     """A worker that joins the supervisor at ``supervisor_address`` (host:port) and joins again whenever it has to."""
-    _prepare(settings, "worker")
+    _prepare(settings)
     pool, downs = await _start_pool(f"{host or LOOPBACK}:0")
     try:
         worker, identity = await _create_worker(settings, pool, supervisor_address, downs)
@@ -92,13 +92,10 @@ async def start_worker(settings: Settings, supervisor_address: str, host: str | 
     return LocalCluster(settings, pool, pool.external_address, None, worker, identity)
 
 
-def _prepare(settings: Settings, kind: str) -> None:
-    """Environment of xoscar: the key, and a directory of this process alone, since socket names of two main pools can be equal."""
-    home = settings.home_dir
-    use_cluster_key(home)
-    directory = home / "actors" / f"{kind}-{os.getpid()}"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.environ.setdefault("XOSCAR_DIR", str(directory))
+def _prepare(settings: Settings) -> None:
+    """The environment that xoscar reads."""
+    use_cluster_key(settings.home_dir)
+    use_actor_directory(settings.home_dir)
 
 
 async def _start_pool(address: str) -> tuple[Any, list[Any]]:

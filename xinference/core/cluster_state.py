@@ -8,11 +8,12 @@ from xinference.core.changes import Changes
 from xinference.core.clock import Clock
 from xinference.core.deployment import Deployment
 from xinference.core.events import EventLog
+from xinference.core.keeper import ReplicaKeeper
 from xinference.core.orders import Control
 from xinference.core.peers import Sharer, controls_for
 from xinference.core.placement import Placement
 from xinference.core.roster import Roster
-from xinference.core.states import ENDED, HELD, ModelState
+from xinference.core.states import ENDED, ModelState
 from xinference.core.topology import Snapshot
 from xinference.errors import ModelNotFound, NotFound
 
@@ -42,7 +43,7 @@ class ClusterState:
             raise ModelNotFound(f"there is no model {model_uid!r}")
         return found
 
-    def replica(self, model_uid: str, replica_uid: str) -> Any:
+    def replica(self, model_uid: str, replica_uid: str) -> ReplicaKeeper:
         """Raises ModelNotFound, NotFound."""
         keeper = self.deployment(model_uid).keepers.get(replica_uid)
         if keeper is None:
@@ -113,11 +114,12 @@ class ClusterState:
                 by_worker.setdefault(worker_id, []).append(control)
         return by_worker
 
-    def wanted_on(self, worker_id: str) -> set[tuple[str, int]]:
-        """(replica, incarnation) of every engine start that belongs on this worker now."""
+    def keepers_on(self, worker_id: str) -> dict[str, ReplicaKeeper]:
+        """The replicas that are placed on this worker now, whatever has become of them."""
         return {
-            (keeper.uid, keeper.incarnation)
+            keeper.uid: keeper
             for deployment in self.deployments.values()
+            if deployment.state not in ENDED
             for keeper in deployment.keepers.values()
-            if keeper.placement.worker_id == worker_id and keeper.state in HELD
+            if keeper.placement.worker_id == worker_id
         }

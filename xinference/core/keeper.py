@@ -101,6 +101,11 @@ class ReplicaKeeper:
     def incarnation(self) -> int:
         return self.report.incarnation
 
+    @property
+    def holds(self) -> bool:
+        """Whether something is claimed, starting, running or being given back for the present incarnation."""
+        return bool(self._taken.names)
+
     def start(self) -> "asyncio.Future[None]":
         """Begin; the future tells how the first start went: None, or the error that ended it."""
         self._first = asyncio.get_running_loop().create_future()

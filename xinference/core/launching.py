@@ -184,8 +184,16 @@ class Launcher:
         await asyncio.wait({task})
         return task.cancelled() or self._state.deployment(model_uid).state is ModelState.CANCELLED
 
-    async def terminate(self, model_uid: str, drain_seconds: float) -> None:
-        """End a model and remove it from the list; also how a failed one is removed. Raises ModelNotFound."""
+    async def terminate(self, model_uid: str, drain_seconds: float, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+        """End a model and remove it from the list; also how a failed one is removed.
+
+        Args:
+            drain_seconds: how long open requests may go on.
+            grace_seconds: how long engines may take to stop by themselves after that.
+
+        Raises:
+            ModelNotFound.
+        """
         d = self._state.deployment(model_uid)
         task = self._launches.pop(model_uid, None)
         if task is not None and not task.done():
@@ -196,7 +204,7 @@ class Launcher:
         d.move(ModelEvent.TERMINATE, self._state.clock.wall(), f"draining for up to {drain_seconds:g} s")
         self._state.changed(d)
         try:
-            await stop_all(list(d.keepers.values()), drain_seconds, STOP_GRACE_SECONDS)
+            await stop_all(list(d.keepers.values()), drain_seconds, grace_seconds)
         finally:
             d.move(ModelEvent.TERMINATED, self._state.clock.wall(), "everything it held is released")
             self._state.drop(d)

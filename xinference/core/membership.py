@@ -31,7 +31,9 @@ class Membership:
         return self._answer(member)
 
     def heartbeat(self, beat: dict[str, Any]) -> dict[str, Any]:
-        """A worker says how it and its replicas are. The answer says whether it is known, and what of it is not wanted any more."""
+        """A worker says how it and its replicas are. The answer says whether it is known, and what of it is not wanted any more: replica,
+        incarnation, and whether its cache is to stay.
+        """
         worker_id, incarnation = beat["worker_id"], beat["incarnation"]
         if not self._state.roster.knows(worker_id, incarnation):
             return {"known": False}
@@ -104,8 +106,13 @@ class Membership:
                     keeper.worker_lost(text)
 
     def _answer(self, member: Member, reports: list[ReplicaReport] | None = None) -> dict[str, Any]:
-        wanted = self._state.wanted_on(member.worker_id)
-        unwanted = [(r.replica_uid, r.incarnation) for r in reports or [] if (r.replica_uid, r.incarnation) not in wanted]
+        keepers = self._state.keepers_on(member.worker_id)
+        unwanted = []
+        for report in reports or []:
+            keeper = keepers.get(report.replica_uid)
+            # What a keeper holds it also gives back, and knows best whether the cache stays; only what nobody holds is named here.
+            if keeper is None or keeper.incarnation != report.incarnation or not keeper.holds:
+                unwanted.append((report.replica_uid, report.incarnation, keeper is not None))
         controls = self._state.controls_by_worker().get(member.worker_id, [])
         version = self._state.controls.version
         return {

@@ -89,7 +89,7 @@ class ReplicaService:
     async def remove(self, model_uid: str, replica_uid: str, drain_seconds: float) -> None:
         """Drain and remove one replica. Raises ModelNotFound, NotFound, Conflict: it is the last one."""
         d = self._serving(model_uid)
-        keeper: ReplicaKeeper = self._state.replica(model_uid, replica_uid)
+        keeper = self._state.replica(model_uid, replica_uid)
         if len(d.keepers) == 1:
             raise Conflict(f"{replica_uid!r} is the last replica of {model_uid!r}: terminate the model instead", "replica_uid")
         await self._remove(d, keeper, drain_seconds)
@@ -97,7 +97,7 @@ class ReplicaService:
     def restart(self, model_uid: str, replica_uid: str) -> None:
         """Drain, stop and start one replica, in the background; its segment stays. Raises ModelNotFound, NotFound, Conflict."""
         d = self._serving(model_uid)
-        keeper: ReplicaKeeper = self._state.replica(model_uid, replica_uid)
+        keeper = self._state.replica(model_uid, replica_uid)
         if keeper.stopping:
             raise Conflict(f"replica {replica_uid!r} is being removed", "replica_uid")
         d.record(Stage.RELAUNCHING, "restart on request", self._state.clock.wall(), replica_uid)
@@ -127,7 +127,7 @@ class ReplicaService:
 
     async def doubt(self, model_uid: str, replica_uid: str, incarnation: int) -> None:
         """Somebody saw a broken connection: have the replica looked at now instead of at the next probe."""
-        keeper: ReplicaKeeper = self._state.replica(model_uid, replica_uid)
+        keeper = self._state.replica(model_uid, replica_uid)
         if keeper.incarnation == incarnation and keeper.state in HELD:
             try:
                 await self._fleet.check_replica(keeper.placement.worker_id, replica_uid, incarnation)

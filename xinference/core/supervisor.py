@@ -1,7 +1,6 @@
 """The supervisor actor: one for a cluster. Takes calls of the API and of workers, and forwards them; decides nothing itself."""
 
 import asyncio
-import contextlib
 import logging
 from typing import Any
 
@@ -18,6 +17,7 @@ from xinference.core.placement import Placement
 from xinference.core.relaunch import RelaunchLimits
 from xinference.core.replica_service import ReplicaService
 from xinference.core.roster import Roster
+from xinference.errors import ModelNotFound
 from xinference.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -56,16 +56,17 @@ class SupervisorActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no
         self._loops = [asyncio.create_task(self._expire_workers()), asyncio.create_task(self._push_controls())]
 
     async def __pre_destroy__(self) -> None:
-        await self.shut_down()
+        await self.shut_down(0.0)
 
-    async def shut_down(self) -> None:
+    async def shut_down(self, grace_seconds: float) -> None:
         """Stop every model, as a server does that ends. Idempotent."""
         for loop in self._loops:
             loop.cancel()
         await self._replicas.close()
-        for uid in list(self._state.deployments):
-            with contextlib.suppress(Exception):
-                await self._launcher.terminate(uid, 0.0)
+        stops = [self._launcher.terminate(uid, 0.0, grace_seconds) for uid in self._state.deployments]
+        for error in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(error, Exception) and not isinstance(error, ModelNotFound):
+                logger.error("a model could not be stopped cleanly: %s", error)
 
     # ---- models
 

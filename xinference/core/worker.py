@@ -193,10 +193,10 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
 
     def _obey(self, answer: dict[str, Any]) -> None:
         """Remove what is not wanted any more, and pass on control states."""
-        for replica_uid, incarnation in answer["unwanted"]:
+        for replica_uid, incarnation, keep_cache in answer["unwanted"]:
             logger.info("replica %s is not wanted any more", replica_uid)
             self._loops.append(
-                asyncio.create_task(self._host.remove_replica(replica_uid, incarnation, keep_cache=False, grace_seconds=0.0))
+                asyncio.create_task(self._host.remove_replica(replica_uid, incarnation, keep_cache=keep_cache, grace_seconds=0.0))
             )
         if answer["controls"]:
             self._loops.append(asyncio.create_task(self.apply_controls(answer["controls"])))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from xinference.core.actor_directory import actor_directory, sweep
 from xinference.core.cluster_key import ClusterKeyRefused, cluster_key
 from xinference.core.errors import Unreachable
 from xinference.core.inventory import host_identity, measure, memory
@@ -95,3 +96,17 @@ def test_a_replicas_socket_path_fits_the_kernel_however_deep_the_home_is(tmp_pat
     assert len(str(deep.socket_of("m-0"))) < 100
     assert deep.socket_of("m-0") != deep.socket_of("m-1")
     assert Machine.from_wire(deep.to_wire()) == deep
+
+
+def test_the_actor_systems_sockets_fit_the_kernel_however_deep_the_home_is(tmp_path: Path) -> None:
+    assert actor_directory(Path("/home/u/.xinference"), 7) == Path("/home/u/.xinference/actors/7")
+    deep = actor_directory(tmp_path / ("d" * 90), 4_000_000)
+    assert len(f"{deep}/.xoscar/socket/{'0' * 32}") < 108
+
+
+def test_directories_of_dead_processes_are_swept_and_those_of_live_ones_are_not(tmp_path: Path) -> None:
+    mine, dead, other = tmp_path / str(os.getpid()), tmp_path / "999999999", tmp_path / "notes"
+    for directory in (mine, dead, other):
+        directory.mkdir()
+    assert sweep(mine) == [dead]
+    assert sorted(tmp_path.iterdir()) == sorted([mine, other])

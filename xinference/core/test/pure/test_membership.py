@@ -184,7 +184,19 @@ async def test_what_a_returning_worker_still_runs_and_nobody_wants_is_named() ->
     wanted = ReplicaReport("m", "m-0", keeper.incarnation, "ready")
     stale = ReplicaReport("m", "m-0", 4711, "ready")
     other = ReplicaReport("gone", "gone-0", 5, "ready")
-    assert cluster.beat(1, wanted, stale, other)["unwanted"] == [("m-0", 4711), ("gone-0", 5)]
+    assert cluster.beat(1, wanted, stale, other)["unwanted"] == [("m-0", 4711, True), ("gone-0", 5, False)]
+    await keeper.stop(drain_seconds=0.0, grace_seconds=0.0)
+
+
+async def test_a_replica_that_its_keeper_is_about_to_give_back_is_left_to_the_keeper() -> None:
+    cluster = Cluster()
+    cluster.register()
+    keeper = cluster.keeper("m-0")
+    await keeper.start()
+    failed = ReplicaReport("m", "m-0", keeper.incarnation, "failed", cause="killed")
+    assert cluster.beat(1, failed)["unwanted"] == []
+    await cluster.clock.move(0.0)
+    assert cluster.beat(2, failed)["unwanted"] == [("m-0", keeper.incarnation, True)]
     await keeper.stop(drain_seconds=0.0, grace_seconds=0.0)
 
 

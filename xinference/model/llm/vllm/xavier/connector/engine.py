@@ -102,7 +102,9 @@ class Engine:
         if self.closed:
             return
         self.closed = True
-        self.copier.close(DRAIN_SECONDS)
+        if not self.copier.close(DRAIN_SECONDS):
+            logger.warning("a copy did not end in time: the segment stays locked until this process ends")
+            return
         with self.state.lock:
             self.state.segment.close()
 

@@ -255,6 +255,7 @@ class XavierScheduler:
             state = RequestState.of(request, now)
         self.wake_at.pop(request_id, None)
         output_tokens = max(0, request.num_tokens - state.num_prompt_tokens) if request is not None else 0
+        self._settle_load(state, now)  # a synchronous one of the step that is just ending
         with self._shared.lock:
             if state.completing_step:
                 self._completing.remove(state)
@@ -265,6 +266,7 @@ class XavierScheduler:
 
     def _preempt(self, state: RequestState, now: float) -> None:
         """Its blocks are gone; it will be asked about again like a new one."""
+        self._settle_load(state, now)
         if state.completing_step:
             self._completing.remove(state)
             with self._shared.lock:

@@ -21,7 +21,8 @@ from xinference.model.llm.vllm.xavier.directory.geometry import segment_geometry
 from xinference.model.llm.vllm.xavier.directory.names import control_path
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.requests import SOURCES, RequestEntry
-from xinference.model.llm.vllm.xavier.transfer.bytes import BytesMover
+from xinference.model.llm.vllm.xavier.transfer.bytes import BytesMover, BytesSlab
+from xinference.model.llm.vllm.xavier.transfer.mover import BlockCopy
 
 BLOCK = 4  # tokens
 SLOT_BYTES = 16
@@ -36,6 +37,32 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class WrongBytes(BaseException):
+    """An engine was about to compute on bytes that are not its request's. No Exception: nothing may catch it."""
+
+
+class GatedMover(BytesMover):
+    """A mover that stops in the middle of a copy and lets a test do whatever may happen meanwhile."""
+
+    def __init__(self, memory: bytearray, block_bytes: int) -> None:
+        super().__init__(memory, block_bytes)
+        self.during: Callable[[], None] = lambda: None
+
+    def save(self, slab: BytesSlab, copies: Sequence[BlockCopy]) -> None:
+        """The first half of the batch, a pause, the second half."""
+        half = len(copies) // 2
+        super().save(slab, copies[:half])
+        self.during()
+        super().save(slab, copies[half:])
+
+    def load(self, slab: BytesSlab, copies: Sequence[BlockCopy]) -> None:
+        """The first half of the batch, a pause, the second half."""
+        half = len(copies) // 2
+        super().load(slab, copies[:half])
+        self.during()
+        super().load(slab, copies[half:])
 
 
 @dataclass
@@ -93,7 +120,7 @@ class MiniEngine:
         )
         self.entry = PeerEntry("w", uid, incarnation)
         self.page = ControlPageWriter.create(control_path(str(directory), "w", uid), ControlState(epoch=1))
-        self.mover = BytesMover(self.memory, BLOCK * SLOT_BYTES)
+        self.mover = GatedMover(self.memory, BLOCK * SLOT_BYTES)
         self.engine = Engine.open(self.config, NAMESPACE, self.mover, BLOCK, clock)
         self.half = XavierScheduler(self.engine, self)
         self.worker = XavierWorker(self.engine)
@@ -108,7 +135,7 @@ class MiniEngine:
         self.preempted: list[str] = []
         self.received: set[str] = set()
         self.reported: list[str] = []
-        self.before_step: Callable[[], None] = lambda: None
+        self.stepping = False
 
     # ---- what a test does
 
@@ -170,6 +197,14 @@ class MiniEngine:
         (entry,) = reader.find_request(identity)
         return entry
 
+    def records(self) -> list[RequestEntry]:
+        """All records of the ring."""
+        return SegmentReader.open(self.engine.state.segment.path, expected_incarnation=None).requests_since(0)[0]
+
+    def header(self) -> dict[str, int]:
+        """The segment's header."""
+        return SegmentReader.open(self.engine.state.segment.path, expected_incarnation=None).header()
+
     def check(self) -> None:
         """All books balance, and an idle engine holds nothing."""
         self.engine.state.tier.check()
@@ -196,7 +231,7 @@ class MiniEngine:
     def step(self) -> None:
         """Schedule, build, load, compute, save, report."""
         self.clock.now += 0.01
-        self.before_step()
+        self.stepping = True
         work = self._schedule()
         scheduled = [Scheduled(request.request_id, stop, new) for request, _, stop, new in work]
         preempted, self.preempted = self.preempted, []
@@ -207,6 +242,7 @@ class MiniEngine:
             if not failed_blocks & set(request.blocks):
                 self._compute(request, start, stop)
         self.worker.after_forward(meta)
+        self.stepping = False
         if self.copying:
             self.copy()
         finished, invalid = self.worker.take_finished(), self.worker.take_invalid()
@@ -236,7 +272,7 @@ class MiniEngine:
         return work
 
     def _admit(self, work: list[tuple[Request, int, int, list[int] | None]], budget: int) -> None:
-        for request in list(self.waiting):
+        for request in sorted(self.waiting, key=lambda waiting: not waiting.blocks):  # who holds blocks goes first, as in vLLM
             if budget <= 0:
                 return
             if request.status == "loading":
@@ -303,7 +339,8 @@ class MiniEngine:
 
     def _compute(self, request: Request, start: int, stop: int) -> None:
         for position in range(start):
-            assert self._read(request, position) == request.slot(position), f"{request.request_id} computes on wrong bytes at {position}"
+            if self._read(request, position) != request.slot(position):
+                raise WrongBytes(f"{request.request_id} computes on wrong bytes at {position}")
         for position in range(start, stop):
             self._write(request, position, request.slot(position))
 

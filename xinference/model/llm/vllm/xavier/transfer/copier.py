@@ -22,6 +22,8 @@ TOUCH_QUEUE = 64
 
 Piece = TypeVar("Piece")
 
+# How long a shutdown waits for one batch of copies, beyond its deadline.
+LAST_BATCH_SECONDS = 2.0
 # Pieces settled in one turn of the lock: about 0.1 ms.
 SETTLE_TURN_PIECES = 16
 
@@ -47,6 +49,7 @@ class Copier:
         self._saves: deque[SaveJob] = deque()
         self._finished: deque[LoadJob] = deque()
         self._touches: deque[tuple[Callable[[int], BlockKey], int]] = deque(maxlen=TOUCH_QUEUE)
+        self._working = False
         self._closing = False
         self._thread: threading.Thread | None = None
         self._polled_at = float("-inf")
@@ -78,8 +81,8 @@ class Copier:
 
     @property
     def busy(self) -> bool:
-        """Whether jobs are queued."""
-        return bool(self._loads or self._touches or self._saves)
+        """Whether anything is queued or under way."""
+        return bool(self._working or self._loads or self._touches or self._saves)
 
     @property
     def closing(self) -> bool:
@@ -98,16 +101,22 @@ class Copier:
         self._thread = threading.Thread(target=self._run, name="xavier-copier", daemon=True)
         self._thread.start()
 
-    def close(self, deadline_seconds: float) -> None:
-        """Finish what is queued within the deadline, give the rest back, and end the thread. A second call does nothing."""
+    def close(self, deadline_seconds: float) -> bool:
+        """Finish what is queued within the deadline, give the rest back, end the thread. A second call does nothing.
+
+        Returns:
+            False if the thread is still in the middle of a copy: it writes to the slab, which must not be let go.
+        """
         with self._wake:
             self._closing = True
             self._wake.notify()
-        if self._thread is not None:
-            self._thread.join(deadline_seconds)
-        elif not self._loads and not self._saves:
-            return
+        if self._thread is None:
+            self.run_pending()
+            return True
+        self._thread.join(deadline_seconds)
         self._drop_saves()
+        self._thread.join(LAST_BATCH_SECONDS)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
@@ -129,18 +138,20 @@ class Copier:
 
     def run_one(self) -> None:
         """Carry out all queued loads and touches, then one job of saves."""
-        while self._loads:
-            self._run_loads()
-        while self._touches:
-            self._touch(*self._touches.popleft())
+        self._working = True
         try:
-            job = self._saves.popleft()
-        except IndexError:
-            return
-        for batch in _batches(job.pieces, self._batch_blocks):
-            self._run_save_batch(job.epoch, batch)
-            while self._loads:
-                self._run_loads()
+            self._run_loads()
+            while self._touches:
+                self._touch(*self._touches.popleft())
+            job = self._next_saves()
+            if job is not None:
+                for batch in _batches(job.pieces, self._batch_blocks):
+                    self._run_save_batch(job.epoch, batch)
+                    self._run_loads()
+        except Exception as error:
+            self._state.report("the helper thread", error)
+        finally:
+            self._working = False
 
     def poll(self) -> None:
         """Read the control page, attach and detach peers, carry out and confirm a clear, beat."""
@@ -161,9 +172,10 @@ class Copier:
             state.report("the control page", error)
 
     def _run_loads(self) -> None:
-        jobs = self._loads.popleft()
-        self._loader.run(jobs)
-        self._finished.extend(jobs)
+        while self._loads:
+            jobs = self._loads.popleft()
+            self._loader.run(jobs)
+            self._finished.extend(jobs)
 
     def _touch(self, key_at: Callable[[int], BlockKey], last: int) -> None:
         """A touch begins at the head of a fragment: the block before it is not kept here."""
@@ -221,9 +233,15 @@ class Copier:
         state.count(reason)
         return 0
 
+    def _next_saves(self) -> SaveJob | None:
+        try:
+            return self._saves.popleft()
+        except IndexError:
+            return None
+
     def _drop_saves(self) -> None:
-        while self._saves:
-            job = self._saves.popleft()
+        """Give back what there was no time for. The thread may take jobs at the same moment."""
+        while (job := self._next_saves()) is not None:
             with self._state.lock:
                 for piece in job.pieces:
                     self._state.tier.give_back(piece.place)

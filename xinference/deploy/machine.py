@@ -103,6 +103,12 @@ def survey(settings: Settings) -> Machine:
     )
 
 
+def cpu_flags() -> frozenset[str]:
+    """What the processor can do, in Linux's words."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
 def _vllm() -> Flavour | str:
     try:
         return detect_flavour()

@@ -9,6 +9,7 @@ import pytest
 
 from xinference.client.test.fakes import serving
 from xinference.deploy.cli import cli, run
+from xinference.deploy.quickstart import cpu_dtype
 from xinference.deploy.test.sharing import SharingServer
 
 LAST_LINE = "demo: 1472 of 1500 prompt tokens came from the other replica's cache"
@@ -108,3 +109,10 @@ def test_the_result_can_be_had_as_json(quickstart: QuickStart) -> None:
     assert found["verdict"] == LAST_LINE
     assert found["problems"] == found["remains"] == []
     assert set(found["seconds"]) == {"launch", "warm-up", "prompt to demo-0", "prompt to demo-1"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"), [({"avx2"}, "float32"), ({"avx2", "avx512f"}, "float32"), ({"avx512_bf16"}, "bfloat16"), ({"amx_bf16"}, "bfloat16")]
+)
+def test_the_demo_computes_in_what_the_processor_is_fast_at(flags: set[str], dtype: str) -> None:
+    assert cpu_dtype(frozenset(flags)) == dtype

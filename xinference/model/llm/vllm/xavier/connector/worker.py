@@ -1,11 +1,15 @@
 """The worker half: starts a step's copies and reports what ended. No waiting, no policy."""
 
+from collections import deque
 from collections.abc import Sequence
 
 from xinference.model.llm.vllm.xavier.connector.engine import Engine
 from xinference.model.llm.vllm.xavier.connector.metadata import EMPTY, StepMeta
-from xinference.model.llm.vllm.xavier.transfer.jobs import LoadJob
+from xinference.model.llm.vllm.xavier.transfer.jobs import LoadJob, SaveJob
 from xinference.model.llm.vllm.xavier.transfer.loader import Loader
+
+# Such requests that are remembered; the scheduler half names no more saves of them once it has heard of the failure.
+TAINTED_MAX = 256
 
 
 class XavierWorker:
@@ -23,6 +27,8 @@ class XavierWorker:
         self._outstanding: dict[str, LoadJob] = {}
         self._failed: list[LoadJob] = []
         self._invalid: set[int] = set()
+        # Requests whose synchronous load failed: this step computes on wrong bytes, and so does one that is dispatched already.
+        self._tainted: deque[str] = deque(maxlen=TAINTED_MAX)
         self._submitted: StepMeta = EMPTY
 
     def start_loads(self, meta: StepMeta) -> None:
@@ -32,7 +38,9 @@ class XavierWorker:
         if meta.sync_loads:
             self._loader.run(meta.sync_loads)
             for job in meta.sync_loads:
-                self._invalid |= job.failed_blocks
+                if job.failed_blocks:
+                    self._invalid |= job.failed_blocks
+                    self._tainted.append(job.request_id)
         if meta.async_loads:
             for job in meta.async_loads:
                 self._outstanding[job.request_id] = job
@@ -60,7 +68,8 @@ class XavierWorker:
             return
         self._submitted = meta
         if meta.saves is not None:
-            self._engine.copier.submit_saves(meta.saves)
+            saves = self._without_tainted(meta.saves) if self._tainted else meta.saves
+            self._engine.copier.submit_saves(saves)
 
     def take_finished(self) -> set[str]:
         """Requests whose asynchronous load ended, each exactly once. Invalid blocks among theirs are reported with them."""
@@ -82,6 +91,17 @@ class XavierWorker:
             return set()
         invalid, self._invalid = self._invalid, set()
         return invalid
+
+    def _without_tainted(self, job: SaveJob) -> SaveJob:
+        """The saves without those of requests that computed on a load which failed; their places are given back."""
+        shared = self._engine.state
+        bad = [piece for piece in job.pieces if piece.request_id in self._tainted]
+        with shared.lock:
+            for piece in bad:
+                shared.tier.give_back(piece.place)
+            shared.open_save(job.epoch, -len(bad))
+            shared.count("drops_copy_failed", len(bad))
+        return SaveJob(job.epoch, [piece for piece in job.pieces if piece.request_id not in self._tainted])
 
     def _abandon(self, ended: Sequence[LoadJob]) -> list[LoadJob]:
         """The copier died: end what it can no longer end, so that no request waits for ever."""

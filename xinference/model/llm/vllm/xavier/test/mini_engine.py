@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from xinference.model.llm.vllm.xavier.config import XavierConfig
 from xinference.model.llm.vllm.xavier.connector.engine import Engine
@@ -111,7 +112,8 @@ class MiniEngine:
         cache_blocks: int = 64,
         budget: int = 32,
         incarnation: int = 1,
-        **settings: float,
+        epoch: int = 1,
+        **settings: Any,
     ) -> None:
         self.clock, self.num_blocks, self.budget = clock, num_blocks, budget
         self.memory = bytearray(num_blocks * BLOCK * SLOT_BYTES)
@@ -119,7 +121,7 @@ class MiniEngine:
             "w", uid, incarnation, str(directory), total_bytes(segment_geometry(cache_blocks, BLOCK * SLOT_BYTES, 512)), "model", **settings
         )
         self.entry = PeerEntry("w", uid, incarnation)
-        self.page = ControlPageWriter.create(control_path(str(directory), "w", uid), ControlState(epoch=1))
+        self.page = ControlPageWriter.create(control_path(str(directory), "w", uid), ControlState(epoch=epoch))
         self.mover = GatedMover(self.memory, BLOCK * SLOT_BYTES)
         self.engine = Engine.open(self.config, NAMESPACE, self.mover, BLOCK, clock)
         self.half = XavierScheduler(self.engine, self)

@@ -120,14 +120,14 @@ class Copier:
 
     def _run(self) -> None:
         while True:
+            if self._clock() - self._polled_at >= self._config.copier_poll_seconds:
+                self.poll()
             with self._wake:
                 if not (self.busy or self._closing):
                     self._wake.wait(self._config.copier_poll_seconds)
-                if self._closing and not (self._loads or self._saves):
+                if self._closing and not self.busy:
                     return
             self.run_one()
-            if self._clock() - self._polled_at >= self._config.copier_poll_seconds:
-                self.poll()
 
     # ---- copier thread
 

@@ -1,6 +1,7 @@
 """Two engines in small on one directory: what one has saved the other loads, and nobody computes on a wrong byte."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def pair(directory: Path, clock: Clock, **kinds: float) -> tuple[MiniEngine, MiniEngine]:
+def pair(directory: Path, clock: Clock, **kinds: Any) -> tuple[MiniEngine, MiniEngine]:
     a, b = MiniEngine(directory, "a", clock, **kinds), MiniEngine(directory, "b", clock, **kinds)
     a.know(b)
     b.know(a)

@@ -1,0 +1,369 @@
+"""Aborts, preemptions, loads that fail or come too late: every request gets one report, the right bytes, and an account that adds up."""
+
+from pathlib import Path
+
+import pytest
+
+from xinference.model.llm.vllm.xavier.connector.metadata import StepMeta
+from xinference.model.llm.vllm.xavier.errors import BookImbalance
+from xinference.model.llm.vllm.xavier.test.mini_engine import BLOCK, Clock, MiniEngine
+from xinference.model.llm.vllm.xavier.transfer.mover import BlockCopy
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def a(tmp_path: Path, clock: Clock) -> MiniEngine:
+    """Has computed a prompt of 30 tokens."""
+    engine = MiniEngine(tmp_path, "a", clock)
+    engine.ask("r0", range(30))
+    return engine
+
+
+@pytest.fixture
+def b(tmp_path: Path, clock: Clock, a: MiniEngine) -> MiniEngine:
+    """Knows a; its copier runs when told."""
+    engine = MiniEngine(tmp_path, "b", clock)
+    engine.know(a)
+    engine.copying = False
+    return engine
+
+
+def go(engine: MiniEngine) -> None:
+    engine.copying = True
+    engine.run()
+    engine.poll()
+    engine.check()
+
+
+# ---- aborts
+
+
+def test_a_request_aborted_while_its_load_is_queued_keeps_its_blocks_until_the_one_report(b: MiniEngine) -> None:
+    b.add("r1", range(30))
+    b.step()
+    b.abort("r1")
+    b.step()
+    assert len(b.free) < b.num_blocks - 1
+    go(b)
+    assert b.reported == ["r1"]
+    assert b.counter("load_batches") == 0  # cut short: nothing was copied for it
+
+
+def test_blocks_of_an_aborted_load_are_written_by_nobody_after_the_report(b: MiniEngine, a: MiniEngine) -> None:
+    b.add("r1", range(30))
+    b.step()
+    b.mover.during = lambda: b.abort("r1") if "r1" in b.requests and b.requests["r1"].status == "loading" else None
+    b.copy()
+    b.mover.during = lambda: None
+    before = bytes(b.memory)
+    b.step()
+    assert b.reported == ["r1"]
+    b.copy()
+    assert bytes(b.memory) == before
+    b.check()
+    assert b.account("r1").state == "aborted"
+    assert sum(b.account("r1").sources) == 30
+
+
+def test_a_request_aborted_before_it_was_ever_asked_about_has_a_record(b: MiniEngine) -> None:
+    b.add("r1", range(30))
+    b.abort("r1")
+    entry = b.account("r1")
+    assert (entry.state, entry.prompt_tokens, sum(entry.sources)) == ("aborted", 30, 30)
+    b.check()
+
+
+def test_a_request_that_the_half_never_heard_of_may_end(b: MiniEngine, clock: Clock) -> None:
+    b.half.finished("unknown", "finished", clock())
+    assert b.records() == []
+
+
+def test_an_abort_between_two_steps_leaves_what_was_saved(a: MiniEngine, b: MiniEngine) -> None:
+    a.add("r2", range(100, 180))
+    a.step()
+    a.abort("r2")
+    a.run()
+    b.copying = True
+    b.ask("r3", range(100, 180))
+    assert b.sources("r3") == {"peer_cpu": 32, "computed": 48}
+
+
+# ---- preemption
+
+
+def small(directory: Path, clock: Clock, name: str = "c") -> MiniEngine:
+    """Eleven blocks of four tokens: two requests that grow get in each other's way."""
+    return MiniEngine(directory, name, clock, num_blocks=12, budget=64)
+
+
+def test_a_preempted_request_gets_its_prefix_back_from_the_slab_and_counts_only_what_it_computes_again(
+    tmp_path: Path, clock: Clock
+) -> None:
+    c = small(tmp_path, clock)
+    c.add("r1", range(18), max_tokens=12)
+    c.add("r2", range(100, 118), max_tokens=12)
+    c.run()
+    entry = c.account("r2")
+    assert entry.sources[-1] == 18  # the account was fixed before the preemption
+    assert entry.output_tokens == 12
+    assert 0 < entry.recomputed_tokens <= 2 * BLOCK  # all but the block that was not full came back
+    assert c.counter("recomputed_tokens") == entry.recomputed_tokens
+    assert c.counter("prompt_tokens_computed") == 36
+    c.check()
+
+
+def test_a_request_preempted_before_its_first_token_is_accounted_by_its_last_admission(tmp_path: Path, clock: Clock) -> None:
+    c = MiniEngine(tmp_path, "c", clock, num_blocks=12, budget=6)
+    c.add("r1", range(24), max_tokens=14)
+    for _ in range(4):
+        c.step()
+    c.add("r2", range(100, 130), max_tokens=1)
+    c.run()
+    entry = c.account("r2")
+    assert sum(entry.sources) == 30
+    assert entry.recomputed_tokens == 0
+    assert c.counter("requests") == 2
+    c.check()
+
+
+def test_a_block_handed_to_somebody_else_while_it_is_saved_is_not_published(tmp_path: Path, clock: Clock) -> None:
+    c = MiniEngine(tmp_path, "c", clock, num_blocks=8)
+    c.copying = False
+    c.ask("r1", range(20))
+    c.add("r2", range(100, 120))
+    c.mover.during = c.step  # r2 takes the blocks of r1 in the middle of the copy
+    c.copy()
+    c.mover.during = lambda: None
+    assert c.counter("drops_source_reused") > 0
+    c.copying = True
+    c.run()
+    c.reset()
+    c.ask("r3", range(20))
+    c.check()
+
+
+# ---- loads that fail
+
+
+def overwrite(a: MiniEngine) -> None:
+    """The owner fills its slab anew: every place is withdrawn and written over."""
+    for number in range(20):
+        a.ask(f"new-{number}", [150 + number] * 30)
+        a.ask(f"again-{number}", [150 + number] * 30)
+
+
+def test_bytes_that_the_owner_rewrites_during_the_copy_are_recomputed(tmp_path: Path, clock: Clock) -> None:
+    a = MiniEngine(tmp_path, "a", clock, cache_blocks=7)
+    a.ask("r0", range(30))
+    b = MiniEngine(tmp_path, "b", clock)
+    b.know(a)
+    b.copying = False
+    request = b.add("r1", range(30), max_tokens=3)
+    b.step()
+    b.mover.during = lambda: overwrite(a)
+    b.copy()
+    b.mover.during = lambda: None
+    go(b)
+    assert request.text == MiniEngine(tmp_path, "d", clock).ask("x", range(30), max_tokens=3).text
+    assert b.counter("invalid_blocks") > 0
+    assert b.counter("failed_loads") == 1
+    assert sum(b.account("r1").sources) == 30
+
+
+def test_after_one_failed_load_a_request_is_offered_nothing_again(tmp_path: Path, clock: Clock, a: MiniEngine, b: MiniEngine) -> None:
+    b.add("r1", range(30))
+    b.step()
+    b.mover.during = lambda: (_ for _ in ()).throw(OSError("the copy failed"))
+    b.copy()
+    b.mover.during = lambda: None
+    go(b)
+    assert b.sources("r1") == {"computed": 30}
+    assert (b.counter("loads_async"), b.counter("failed_loads"), b.counter("invalid_blocks")) == (1, 1, 7)
+    assert b.counter("load_blocks") == 0
+    b.reset()
+    b.ask("r2", range(30))  # another request is
+    assert b.sources("r2") == {"peer_cpu": 28, "computed": 2}
+
+
+def test_a_load_that_fails_in_the_middle_counts_what_came_before(b: MiniEngine, a: MiniEngine) -> None:
+    b.add("r1", range(30))
+    b.step()
+    (job,) = b.engine.state.open_loads.values()
+    lost = job.pieces[4]
+    place = a.engine.state.segment.place_of(lost.key)
+    assert place is not None
+    a.engine.state.segment.invalidate(place)
+    b.copying = True
+    b.run()
+    assert b.sources("r1") == {"peer_cpu": 16, "computed": 14}
+    assert b.counter("invalid_blocks") == 1
+    assert b.counter("load_blocks") == 6
+
+
+def test_a_synchronous_load_that_fails_is_recomputed_and_nothing_of_that_request_is_kept(a: MiniEngine) -> None:
+    a.reset()
+    a.add("r1", [*range(28), *range(60, 90)], max_tokens=2)
+    a.mover.during = lambda: (_ for _ in ()).throw(OSError("the copy failed"))
+    a.copying = False
+    a.step()
+    a.mover.during = lambda: None
+    a.copying = True
+    a.run()
+    assert a.sources("r1") == {"computed": 58}
+    assert a.counter("failed_loads") == 1
+    assert a.counter("saves_blocks") == 7  # those of r0
+    assert a.counter("drops_copy_failed") == 7  # what the step of the failed load would have saved
+    a.check()
+
+
+def test_a_peer_that_died_before_the_copy_is_a_failed_load(b: MiniEngine, a: MiniEngine) -> None:
+    b.add("r1", range(30))
+    b.step()
+    b.know()
+    assert b.counter("peer_detached") == 1
+    go(b)
+    assert b.sources("r1") == {"computed": 30}
+    assert b.counter("failed_loads") == 1
+
+
+def test_a_copier_that_died_leaves_no_request_waiting(b: MiniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    b.add("r1", range(30))
+    b.step()
+    monkeypatch.setattr(type(b.engine.copier), "alive", property(lambda self: False))
+    b.step()
+    b.step()
+    b.run()
+    assert b.sources("r1") == {"computed": 30}
+    assert b.reported == ["r1"]
+
+
+def test_a_load_is_reported_once_although_the_copier_names_it_twice(b: MiniEngine) -> None:
+    b.add("r1", range(30))
+    b.step()
+    b.copy()
+    (job,) = b.engine.copier.take_finished()
+    b.engine.copier._finished.extend([job, job])
+    assert b.worker.take_finished() == {"r1"}
+    b.engine.copier._finished.append(job)
+    assert b.worker.take_finished() == set()
+
+
+# ---- hooks that raise
+
+
+def test_an_allocation_that_raised_ends_as_a_failed_load(b: MiniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = b.half
+    allocated = half.allocated
+
+    def broken(*arguments: object) -> None:
+        request, block_ids, external, now = arguments
+        if external:
+            half.allocation_failed(request.request_id, block_ids, external, now)  # type: ignore[attr-defined]
+        else:
+            allocated(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(half, "allocated", broken)
+    b.add("r1", range(30))
+    go(b)
+    assert b.sources("r1") == {"computed": 30}
+    assert b.reported == ["r1"]
+
+
+def test_an_engine_that_counts_on_tokens_which_were_not_offered_is_told_that_they_failed(a: MiniEngine, clock: Clock) -> None:
+    request = a.add("r1", range(50, 70))
+    view = a._view(request)
+    assert a.half.matched_tokens(view, 0, clock()) == (0, False)
+    a.half.allocated(view, [1, 2, 3, 4, 5], 8, clock())
+    meta = a.half.rescue()
+    a.worker.start_loads(meta)
+    assert a.worker.take_invalid() == {1, 2}
+
+
+def test_a_build_that_raised_starts_the_loads_and_publishes_no_save_under_way(a: MiniEngine, b: MiniEngine) -> None:
+    b.add("r1", range(60, 90))
+    b.add("r2", range(30))
+    b.step()
+    assert b.engine.copier.busy
+    meta = b.half.rescue()
+    assert meta == StepMeta((), (), None)
+    go(b)
+    assert b.counter("drops_source_reused") == 7
+    assert b.sources("r2") == {"peer_cpu": 28, "computed": 2}
+
+
+def test_loads_whose_start_raised_fail_and_are_reported(b: MiniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    b.add("r1", range(30))
+    start = b.worker.start_loads
+
+    def broken(meta: StepMeta) -> None:
+        if meta.async_loads:
+            b.worker.fail_loads(meta)
+        else:
+            start(meta)
+
+    monkeypatch.setattr(b.worker, "start_loads", broken)
+    go(b)
+    assert b.sources("r1") == {"computed": 30}
+    assert b.reported == ["r1"]
+
+
+def test_a_replica_whose_books_are_corrupt_goes_on_without_the_cache(a: MiniEngine, b: MiniEngine) -> None:
+    with pytest.raises(BookImbalance) as caught:
+        a.engine.state.tier.unpin([0])  # pinned by nobody
+    a.engine.state.report("a test", caught.value)
+    a.reset()
+    a.ask("r1", range(30), max_tokens=5)
+    assert a.sources("r1") == {"computed": 30}
+    b.copying = True
+    b.ask("r2", range(30))
+    assert b.sources("r2") == {"computed": 30}  # peers find nothing of it any more
+
+
+def test_an_error_is_logged_once_with_its_traceback_and_counted_every_time(a: MiniEngine, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        a.engine.state.report("a hook", OSError("broken"))
+    assert a.counter("hook_errors") == 3
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+# ---- the end
+
+
+def test_closing_drains_what_is_queued_and_leaves_the_segment_to_a_successor(tmp_path: Path, clock: Clock) -> None:
+    a = MiniEngine(tmp_path, "a", clock)
+    a.copying = False
+    a.ask("r1", range(30))
+    a.engine.close()
+    a.engine.close()
+    successor = MiniEngine(tmp_path, "a2", clock)
+    successor.page.close()
+    again = reopen(a, incarnation=2)
+    assert again.counter("adopted_blocks") == 7
+    again.ask("r2", range(30))
+    assert again.sources("r2") == {"cpu_tier": 28, "computed": 2}
+    again.check()
+
+
+def reopen(engine: MiniEngine, incarnation: int) -> MiniEngine:
+    engine.page.close()
+    return MiniEngine(Path(engine.config.shm_dir), engine.config.replica_uid, engine.clock, incarnation=incarnation)
+
+
+def test_nothing_is_reserved_once_the_copier_is_closing(tmp_path: Path, clock: Clock) -> None:
+    a = MiniEngine(tmp_path, "a", clock)
+    a.engine.copier.close(0.0)
+    a.ask("r1", range(30))
+    assert a.counter("saves_blocks") == 0
+    assert a.counter("drops_closing") == 7
+    a.check()
+
+
+def test_a_batch_that_names_a_block_the_engine_does_not_have_moves_nothing(a: MiniEngine) -> None:
+    before = bytes(a.memory)
+    with pytest.raises(ValueError, match="block 40 is not one of 40"):
+        a.mover.load(a.engine.state.slab, [BlockCopy(1, 0), BlockCopy(40, 1)])
+    assert bytes(a.memory) == before

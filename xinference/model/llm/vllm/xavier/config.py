@@ -25,6 +25,8 @@ FILLING_MAX_BLOCKS = 1024
 # How long a relaunched replica waits for its predecessor's lock: after SIGKILL the kernel frees it within 25 ms (measured),
 # but only once the process has unmapped its memory.
 LOCK_WAIT_SECONDS = 5.0
+# The same for a control page: its writer has nothing to unmap, and the wait would block an actor's event loop.
+CONTROL_LOCK_WAIT_SECONDS = 1.0
 # Age from which a file whose owner is gone is reported as left behind.
 STALE_AGE_SECONDS = 3600.0
 

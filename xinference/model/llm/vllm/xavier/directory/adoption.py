@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
+from xinference.model.llm.vllm.xavier.directory.layout import record_check
 from xinference.model.llm.vllm.xavier.directory.records import OwnedRecordTable
 
 
@@ -57,32 +58,28 @@ class Adoption(NamedTuple):
     last_order: int
 
 
-def adopt_records(table: OwnedRecordTable, num_places: int, epoch: int) -> Adoption:
+def adopt_records(table: OwnedRecordTable, epoch: int) -> Adoption:
     """Keep the valid records of this epoch, withdraw all others, and rebuild the index.
 
-    Of two places with one key the newer is kept. One pass of about a microsecond a place.
+    Of two places with one key the newer is kept. Some three microseconds a block: at start, before anybody waits for a step.
     """
     table.clear_hints()
-    newest: list[int] = []  # order << 32 | place: sorted without a key function, 1e6 of them in well under a second
-    last_order = 0
-    for place in range(num_places):
-        record = table.record(place)
-        if record is None or record.epoch != epoch:
-            if not table.untouched(place):
-                table.withdraw(place)
-            continue
-        last_order = max(last_order, record.order)
-        newest.append(record.order << 32 | place)
-    newest.sort()
+    newest: list[int] = []  # order << 32 | place: sorts by order without a key function
+    for place, (k0, k1, generation, check, written, p0, p1, flags) in enumerate(table.all_words()):
+        if written == epoch and check == record_check(place, k0, k1, generation, epoch, p0, p1, flags):
+            newest.append(flags >> 1 << 32 | place)
+        elif k0 | k1 | generation | check:
+            table.withdraw(place)
+    newest.sort(reverse=True)
     places = array("I")
-    for entry in reversed(newest):
+    for entry in newest:
         place = entry & 0xFFFFFFFF
-        record = table.record(place)
-        slot = None if record is None else table.free_hint(record.key.k0, epoch)
-        if record is None or slot is None or table.find(record.key, epoch) is not None:
+        key = table.key(place)
+        slot = table.free_hint(key.k0, epoch)
+        if slot is None or table.find(key, epoch) is not None:
             table.withdraw(place)
         else:
-            table.put_hint(slot, place, record.key.k0)
+            table.put_hint(slot, place, key.k0)
             places.append(place)
     places.reverse()
-    return Adoption(places, last_order)
+    return Adoption(places, newest[0] >> 32 if newest else 0)

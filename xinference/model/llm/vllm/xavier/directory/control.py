@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from xinference.model.llm.vllm.xavier.config import CONTROL_LOCK_WAIT_SECONDS
 from xinference.model.llm.vllm.xavier.directory.files import FileLock, create_file, lock_file, open_for_reading
 from xinference.model.llm.vllm.xavier.directory.layout import refuse_unordered_machine
 from xinference.model.llm.vllm.xavier.errors import ControlPageRefused, SegmentRefused
@@ -82,22 +83,29 @@ class ControlPageWriter:
         """A new page with this state, in place of one whose writer is gone.
 
         Raises:
-            ControlPageRefused: a live process writes a page of this name.
+            ControlPageRefused: a live process writes a page of this name, or the state is larger than a page.
             SharedMemoryFull: there is no room.
             PlatformRefused: this machine's memory order is not the one relied on.
         """
         refuse_unordered_machine()
         try:
-            old = lock_file(path)
+            old = lock_file(path, CONTROL_LOCK_WAIT_SECONDS)
         except SegmentRefused as error:
             raise ControlPageRefused(error.reason) from None
-        lock, mapping, unfinished = create_file(path, CONTROL_BYTES)
-        page = cls(path, lock, mapping)
-        page.write(state or ControlState())
-        page._words[_MAGIC_WORD] = _MAGIC
-        os.rename(unfinished, path)
-        if old is not None:
-            old.release()
+        try:
+            lock, mapping, unfinished = create_file(path, CONTROL_BYTES)
+            try:
+                page = cls(path, lock, mapping)
+                page.write(state or ControlState())
+                page._words[_MAGIC_WORD] = _MAGIC
+                os.rename(unfinished, path)
+            except BaseException:
+                os.unlink(unfinished)
+                lock.release()
+                raise
+        finally:
+            if old is not None:
+                old.release()
         return page
 
     def write(self, state: ControlState) -> None:

@@ -5,7 +5,7 @@ Withdraw: the generation, one store that makes the record invalid and every copy
 A reader trusts a record whose check word fits, copies, and accepts the copy if the generation is still the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
@@ -106,9 +106,13 @@ class RecordTable:
             return None
         return Record(BlockKey(k0, k1), BlockKey(p0, p1) if flags & 1 else None, generation, epoch, flags >> 1)
 
-    def untouched(self, place: int) -> bool:
-        """Whether the place never held a block."""
-        return not any(LINE.unpack_from(self._file, self._records_offset + place * LINE_BYTES))
+    def key(self, place: int) -> BlockKey:
+        """The key in the place's record, valid or not."""
+        return BlockKey(self._records[place * LINE_WORDS + K0], self._records[place * LINE_WORDS + K1])
+
+    def all_words(self) -> Iterator[tuple[int, ...]]:
+        """The eight words of every record in turn, as they are when their turn comes."""
+        return LINE.iter_unpack(self._file[self._records_offset : self._records_offset + self._num_places * LINE_BYTES])
 
     def generation(self, place: int) -> int:
         """The place's present generation."""

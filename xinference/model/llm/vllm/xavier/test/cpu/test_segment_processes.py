@@ -20,7 +20,7 @@ from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.requests import RequestEntry
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
 from xinference.model.llm.vllm.xavier.directory.sweep import remove_segments
-from xinference.model.llm.vllm.xavier.errors import ControlPageRefused, SegmentRefused, SharedMemoryFull
+from xinference.model.llm.vllm.xavier.errors import SegmentRefused, SharedMemoryFull
 from xinference.model.llm.vllm.xavier.store.tier import CpuTier
 from xinference.model.llm.vllm.xavier.test import racing
 from xinference.model.llm.vllm.xavier.test.segments import SEGMENT_NAME, fill, key, open_segment, small
@@ -348,6 +348,4 @@ def test_a_control_page_read_while_it_is_written_shows_only_whole_states(directo
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     wait_until(lambda: reader.poll() is None)
-    with pytest.raises(ControlPageRefused, match="locked by a live process"):
-        ControlPageWriter.create(path)
     writer.close()

@@ -74,7 +74,15 @@ def test_a_state_too_large_for_the_page_is_refused_and_the_old_one_stays(path: s
     assert reader.poll() == ControlState(1, peers[:60])
 
 
-def test_a_live_writer_is_not_displaced_and_a_dead_one_is(path: str) -> None:
+def test_a_page_whose_first_state_is_too_large_leaves_nothing(path: str) -> None:
+    with pytest.raises(ControlPageRefused, match="200 peers exceeds"):
+        ControlPageWriter.create(path, ControlState(1, tuple(PeerEntry("w" * 48, "m" * 48, number) for number in range(200))))
+    assert list(Path(path).parent.iterdir()) == []
+    ControlPageWriter.create(path, STATE)
+
+
+def test_a_live_writer_is_not_displaced_and_a_dead_one_is(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "CONTROL_LOCK_WAIT_SECONDS", 0.01)
     writer = ControlPageWriter.create(path, STATE)
     with pytest.raises(ControlPageRefused, match="locked by a live process"):
         ControlPageWriter.create(path)

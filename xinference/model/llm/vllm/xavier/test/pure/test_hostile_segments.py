@@ -122,6 +122,13 @@ def test_an_index_full_of_rubbish_leads_nowhere(image: bytes, hints: list[int]) 
     look_everywhere(opened(damaged))
 
 
+@given(st.one_of(st.integers(0, 40), st.integers(0, (1 << 32) - 1), st.just((1 << 32) - 1)))
+def test_a_hint_with_the_right_tag_that_names_no_place_leads_nowhere(image: bytes, low: int) -> None:
+    hint = key(5).k0 >> 32 << 32 | low
+    reader = opened(with_word(image, small().hints_offset + key(5).k0 % 8 * 64, hint))
+    assert reader.find(key(5), epoch=1) is None
+
+
 @given(place=st.integers(0, 7), word=st.integers(0, 7), bit=st.integers(0, 63))
 def test_one_flipped_bit_in_a_record_makes_it_invalid(image: bytes, place: int, word: int, bit: int) -> None:
     geometry = small()

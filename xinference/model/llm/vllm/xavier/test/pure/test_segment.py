@@ -46,7 +46,9 @@ def test_keys_that_share_a_line_and_a_tag_are_told_apart(tmp_path: Path) -> None
     fill(segment, 0, one)
     fill(segment, 1, other)
     assert (segment.place_of(one), segment.place_of(other)) == (0, 1)
-    assert segment.place_of(BlockKey(8, 3)) is None
+    reader = reader_of(segment)
+    assert reader.find(BlockKey(8, 3), epoch=1) is None
+    assert reader.rejected == 0
 
 
 def test_withdrawing_makes_a_block_unfindable_and_fails_copies_in_flight(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from xinference.model.llm.vllm.xavier.directory.layout import LINE, LINE_BYTES, 
 
 K0, K1, GENERATION, CHECK, EPOCH, PARENT0, PARENT1, FLAGS = range(LINE_WORDS)
 _LOW = 0xFFFFFFFF
+_ZEROS = memoryview(bytes(1 << 16))
 
 Keys = Sequence[BlockKey] | Callable[[int], BlockKey]
 
@@ -176,7 +177,10 @@ class OwnedRecordTable(RecordTable):
 
     def clear_hints(self) -> None:
         """Empty the index: until it is filled again readers get misses."""
-        self._file[self._hints_offset : self._hints_offset + self._num_buckets * LINE_BYTES] = bytes(self._num_buckets * LINE_BYTES)
+        end = self._hints_offset + self._num_buckets * LINE_BYTES
+        for start in range(self._hints_offset, end, len(_ZEROS)):
+            stop = min(start + len(_ZEROS), end)
+            self._file[start:stop] = _ZEROS[: stop - start]
 
 
 def words_of(file: memoryview, start: int, stop: int) -> memoryview:

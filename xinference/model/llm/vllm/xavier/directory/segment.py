@@ -102,7 +102,7 @@ class SegmentWriter:
         header[Word.EPOCH_CONFIRMED] = 0
         self.beat()
         if adopting:
-            adoption = adopt_records(self._table, epoch)
+            adoption = adopt_records(self._table, self.geometry.num_places, epoch)
             for place in adoption.places:
                 self._published[place] = 1
             self._order = adoption.last_order

@@ -1,3 +1,5 @@
+import gc
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -335,6 +337,27 @@ def test_check_notices_a_record_that_vanished_and_one_that_appeared(tmp_path: Pa
     fill(segment, 2, key(50))
     with pytest.raises(BookImbalance, match="place 2 is free"):
         tier.check()
+
+
+def test_no_more_memory_is_used_than_the_budget_sets_aside_for_books(tmp_path: Path) -> None:
+    """Opening, adopting, entering and filling, on a full tier of as many places as make the fixed parts small."""
+    geometry = small(num_places=20_000)
+    segment = open_segment(tmp_path, geometry)
+    for number in range(geometry.num_places):
+        block = key(number)
+        if segment.has_room(block):
+            segment.publish(number, block, None)
+    segment.close()
+    new = keys(range(50_000, 50_000 + config.FILLING_MAX_BLOCKS))
+    gc.collect()
+    tracemalloc.start()
+    segment = open_segment(tmp_path, geometry, incarnation=8)
+    tier = CpuTier.of(segment)
+    assert len(tier.reserve(ReserveRequest(None, new)).places) == config.FILLING_MAX_BLOCKS
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert tier.used_blocks > 19_990
+    assert peak <= geometry.book_bytes
 
 
 def test_the_books_of_a_place_fit_into_what_the_budget_sets_aside() -> None:

@@ -106,6 +106,7 @@ class Engine:
             logger.warning("a copy did not end in time: the segment stays locked until this process ends")
             return
         with self.state.lock:
+            self.state.closed = True
             self.state.segment.close()
 
 

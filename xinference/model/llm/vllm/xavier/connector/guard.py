@@ -24,7 +24,9 @@ class Guard:
         self._nanoseconds = 0
 
     def run(self, hook: str, body: Callable[[], Answer], on_error: Callable[[], Answer]) -> Answer:
-        """The body's answer, or what ``on_error`` gives if it raises."""
+        """The body's answer, or what ``on_error`` gives if it raises, and after the engine was closed."""
+        if self._state.closed:
+            return on_error()
         started = time.perf_counter_ns()
         try:
             return body()

@@ -79,6 +79,11 @@ class CpuMover:
         """Blocks of the engine."""
         return self._num_blocks
 
+    @property
+    def num_operations(self) -> int:
+        """Gathers (or scatters) that one batch takes."""
+        return len(self._segments)
+
     def open_slab(self, view: memoryview, place_bytes: int) -> CpuSlab:
         """The slab as a tensor of shape (places, words of a place)."""
         num_places = num_places_of(view.nbytes, place_bytes, self._block_bytes)
@@ -89,6 +94,8 @@ class CpuMover:
         """Engine block -> place, for every copy."""
         if not slab.writable:
             raise ValueError("this slab is somebody else's")
+        if not copies:
+            return
         blocks, places = self._indices(slab, copies)
         for segment in self._segments:
             columns = slab.rows[:, segment.start : segment.stop]
@@ -96,6 +103,8 @@ class CpuMover:
 
     def load(self, slab: CpuSlab, copies: Sequence[BlockCopy]) -> None:
         """Place -> engine block, for every copy."""
+        if not copies:
+            return
         blocks, places = self._indices(slab, copies)
         rows = slab.rows.index_select(0, places)
         for segment in self._segments:

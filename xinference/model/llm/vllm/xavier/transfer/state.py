@@ -34,6 +34,7 @@ class TransferState:
         rates: measured speeds.
         open_loads: loads that still hold places or engine blocks, by request.
         corrupted: our own books were found to contradict each other; nothing is served, saved or published any more.
+        closed: the segment was let go.
         open_saves: blocks on their way into places, by the epoch in which they were named.
     """
 
@@ -50,11 +51,13 @@ class TransferState:
     open_loads: dict[str, LoadJob] = field(default_factory=dict)
     open_saves: dict[int, int] = field(default_factory=dict)
     corrupted: bool = False
+    closed: bool = False
     reported: set[tuple[str, type[BaseException]]] = field(default_factory=set)
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter. The lock is held."""
-        self.segment.counters.add(name, amount)
+        """Add to a counter. The lock is held. Once the segment is closed there is nothing to count in."""
+        if not self.closed:
+            self.segment.counters.add(name, amount)
 
     def report(self, where: str, error: BaseException) -> None:
         """An error was caught: logged with its traceback once per place and kind, and counted. The lock is not held."""

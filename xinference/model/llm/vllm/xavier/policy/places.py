@@ -100,16 +100,16 @@ class PlaceTable:
     def clear(self) -> None:
         """Free all that nobody holds, cancel reservations, withdraw what is pinned, forget all parents.
 
-        Nothing that is left will ever be found, so nothing needs its ancestors. One pass over the flags at the speed of a byte
-        translation (a millisecond for a million places), then O(1) for each place that is still held.
+        Nothing that is left will ever be found, so nothing needs its ancestors. A few passes over the flags at the speed of bytes
+        (some milliseconds for a million places), then O(1) for each place that is still held.
         """
         flags = self.flags
         for start in range(0, self.num_places, CLEAR_CHUNK_BYTES):  # in chunks: no second copy of the flags
             flags[start : start + CLEAR_CHUNK_BYTES] = flags[start : start + CLEAR_CHUNK_BYTES].translate(CLEARED)
-        for held in NOT_FREE.finditer(flags):
+        self.num = [flags.count(FREE), 0, flags.count(CANCELLED), 0, flags.count(WITHDRAWN | PINNED)]
+        for held in NOT_FREE.finditer(flags) if self.num[FREE] < self.num_places else ():
             self.parent[held.start()] = NO_PLACE
             self.children[held.start()] = 0
-        self.num = [flags.count(FREE), 0, flags.count(CANCELLED), 0, flags.count(WITHDRAWN | PINNED)]
         self._free_top = NO_PLACE
         self._fresh = 0
 

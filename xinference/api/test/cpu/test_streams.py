@@ -199,26 +199,41 @@ async def test_an_error_that_comes_first_in_a_stream_is_a_status(tmp_path: Path)
     assert caught.value.param == "response_format"
 
 
+def questions(count: int) -> list[Any]:
+    """Prompts that share nothing, so that every replica is the first choice of some."""
+    return [[{"role": "user", "content": f"question {index}"}] for index in range(count)]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_replica_that_dies_before_its_first_byte_is_replaced_unseen(tmp_path: Path, stream: bool) -> None:
     good = streaming(*WHOLE) if stream else answering(ANSWER)
     async with setup(tmp_path, dying(), dying(), good) as (cluster, replicas, _, client):
-        for _ in range(3):
-            answer = await client.chat.completions.create(model="m", messages=MESSAGES, stream=stream)
+        for messages in questions(12):
+            answer = await client.chat.completions.create(model="m", messages=messages, stream=stream)
             if isinstance(answer, openai.AsyncStream):
                 assert [event async for event in answer]
-        assert len(replicas[2].received) == 3
-        await until(lambda: len(cluster.asked("report_replica_failure")) <= 2)
-        # A replica that broke a connection is avoided for a while.
-        assert len(replicas[0].received) <= 1
-        assert len(replicas[1].received) <= 1
+        # One that broke a connection is avoided for a while, and reported once.
+        assert [len(each.received) for each in replicas] == [1, 1, 12]
+        await until(lambda: sorted(args[1] for args in cluster.asked("report_replica_failure")) == ["m-0", "m-1"])
+
+
+async def test_a_replica_that_broke_a_connection_is_asked_again_when_no_other_is_left(tmp_path: Path) -> None:
+    times = iter((dying(), answering(ANSWER)))
+
+    async def script(request: web.Request, body: Any) -> web.StreamResponse:
+        return await next(times)(request, body)
+
+    async with setup(tmp_path, script) as (_, _, _, client):
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+        assert (await client.chat.completions.create(model="m", messages=MESSAGES)).choices
 
 
 async def test_a_replica_that_is_not_there_is_replaced_unseen(tmp_path: Path) -> None:
     async with setup(tmp_path, answering(ANSWER)) as (cluster, _, _, client):
         await cluster.put(model(), replica("gone", tmp_path / "nobody"), replica("m-0", tmp_path / "0"))
-        for _ in range(3):
-            assert (await client.chat.completions.create(model="m", messages=MESSAGES)).choices
+        for messages in questions(6):
+            assert (await client.chat.completions.create(model="m", messages=messages)).choices
 
 
 async def test_when_all_replicas_fail_the_client_is_told_to_come_back(tmp_path: Path) -> None:

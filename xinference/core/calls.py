@@ -1,9 +1,10 @@
 """Calls to actors of other processes: always with a deadline, and with one error for "it did not answer".
 
 ``xo.wait_for`` and not asyncio's: a cancelled actor call waits for the other side to confirm the cancellation, which a hung process never
-does. After a timeout the effect of the call is unknown; every call of ours is idempotent or bound to an incarnation.
+does. After a timeout or a cancellation the effect of the call is unknown; every call of ours is idempotent or bound to an incarnation.
 """
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
@@ -14,15 +15,26 @@ from xinference.core.errors import Unreachable
 
 
 async def call(awaitable: Awaitable[Any], timeout_seconds: float) -> Any:
-    """Await an actor call.
+    """Await an actor call. When it times out or is cancelled, the other side is told, and nobody waits for it to agree.
 
     Raises:
         Unreachable: the other process is dead, hung, or has no such actor.
         Whatever the method itself raised.
     """
+    task = asyncio.ensure_future(awaitable)
+    task.add_done_callback(_seen)
     try:
-        return await xo.wait_for(awaitable, timeout_seconds)
+        return await xo.wait_for(task, timeout_seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
     except TimeoutError:
         raise Unreachable(f"no answer within {timeout_seconds:g} s") from None
     except (ServerClosed, ConnectionError, ActorNotExist) as error:
         raise Unreachable(f"the process is gone ({type(error).__name__})") from error
+
+
+def _seen(task: "asyncio.Future[Any]") -> None:
+    """Take note of a result that nobody waits for any more, so that asyncio does not complain of it."""
+    if not task.cancelled():
+        task.exception()

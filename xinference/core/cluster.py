@@ -138,7 +138,7 @@ async def _create_worker(settings: Settings, pool: Any, supervisor_address: str,
 
     identity = take_identity(settings.home_dir)
     await xo.create_actor(
-        WorkerActor, settings.model_dump(mode="json"), identity.worker_id, str(settings.home_dir / "run"),
+        WorkerActor, settings.model_dump(mode="json"), identity.worker_id, str(settings.home_dir / "run" / identity.worker_id),
         (supervisor_address, SUPERVISOR_UID), uid=WORKER_UID, address=pool.external_address,
     )  # fmt: skip
     worker = await xo.actor_ref(address=pool.external_address, uid=WORKER_UID)

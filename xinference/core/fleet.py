@@ -15,6 +15,7 @@ from xinference.core.topology import ModelFacts
 CONNECT_SECONDS = 5.0
 CALL_SECONDS = 10.0
 INSPECT_SECONDS = 28.0  # reading a model's directory, and on a machine's first launch vLLM's list of arguments
+LOAD_SECONDS = 1.0  # only for people to see: a replica that hangs must not keep them waiting
 START_SECONDS = 120.0  # a process and its engine's process; the machine may be busy starting others
 MAX_REFS = 512  # a reference is an address and a name: one that is kept too long is no harm, only memory
 REMOVE_SLACK_SECONDS = 30.0  # beyond the grace that the engine gets
@@ -59,7 +60,7 @@ class Fleet:
         return await self.load(report) == (0, 0)
 
     async def load(self, report: ReplicaReport) -> tuple[int, int]:
-        running, waiting = await call((await self._replica(report)).load(), CALL_SECONDS)
+        running, waiting = await call((await self._replica(report)).load(), LOAD_SECONDS)
         return running, waiting
 
     async def ask(self, report: ReplicaReport, method: str, *arguments: Any, wait_seconds: float = 0.0) -> Any:

@@ -49,6 +49,10 @@ class Leftovers(Protocol):
     def remove_cache(self, replica_uid: str | None) -> int:
         """Remove the segments and control pages of one replica, or of all of this worker; how many files."""
 
+    def remove_socket(self, replica_uid: str) -> None: ...
+    async def wait_ended(self, pid: int) -> None:
+        """Wait until the engine's process is gone: until then it holds memory that its successor needs."""
+
 
 @dataclass
 class Slot:
@@ -62,6 +66,7 @@ class Slot:
     task: "asyncio.Task[None] | None" = None
     grace_seconds: float = 0.0
     removing: bool = False
+    unreachable: bool = False
 
 
 class WorkerHost:
@@ -149,6 +154,7 @@ class WorkerHost:
         """The same, by the address of the process."""
         for slot in list(self._slots.values()):
             if slot.process is not None and slot.process.address == address and not slot.removing:
+                slot.unreachable = True
                 self.fail(slot.order.replica_uid, slot.order.incarnation, cause)
 
     async def probe(self) -> None:
@@ -190,7 +196,7 @@ class WorkerHost:
             self._on_change()
 
         async def stop_engine() -> None:
-            if slot.process is not None:
+            if slot.process is not None and not slot.unreachable:
                 await slot.process.stop(slot.grace_seconds)
 
         return [
@@ -202,6 +208,9 @@ class WorkerHost:
         slot.removing = True
         slot.grace_seconds = grace_seconds
         await slot.taken.release()
+        if slot.report.pid is not None:
+            await self._leftovers.wait_ended(slot.report.pid)
+        self._leftovers.remove_socket(slot.order.replica_uid)
         self._slots.pop(slot.order.replica_uid, None)
         if not keep_cache:
             self._leftovers.remove_cache(slot.order.replica_uid)
@@ -214,6 +223,7 @@ class WorkerHost:
             self.take_report(await slot.process.report())
         except Unreachable as error:
             if not slot.removing:
+                slot.unreachable = True  # it will not hear a stop either: its process is killed, and the engine with it
                 self.fail(slot.order.replica_uid, slot.order.incarnation, f"the process that watches the engine does not answer: {error}")
 
     async def _apply(self, control: Control) -> None:

@@ -1,17 +1,67 @@
-"""Files of a worker in shared memory that nobody owns any more."""
+"""What a replica leaves on the machine when its process was killed: files, a socket, an engine that is about to die."""
 
+import asyncio
+import contextlib
+import logging
+import os
+import signal
 from pathlib import Path
 
+from xinference.core.machine import Machine
 from xinference.model.llm.vllm.xavier.directory.sweep import remove_segments
 
+logger = logging.getLogger(__name__)
 
-class CacheFiles:
-    """Segments and control pages of one worker."""
+END_SECONDS = 5.0  # for an engine to follow the process that watched it; a keeper process sees to that
+POLL_SECONDS = 0.02
 
-    def __init__(self, shm_dir: Path, worker_id: str) -> None:
-        self._shm_dir = str(shm_dir)
-        self._worker_id = worker_id
+
+class MachineLeftovers:
+    """Files and processes of one worker."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
 
     def remove_cache(self, replica_uid: str | None) -> int:
-        """Remove those of one replica, or of all, whose owner is gone; how many files it was."""
-        return len(remove_segments(self._shm_dir, self._worker_id, replica_uid))
+        """Remove segments and control pages; how many files it was.
+
+        Those of one replica are removed even while a dying engine holds their locks, for nobody else may use them: unlinking leaves its
+        mapping valid. Those of all are removed only if their owner is gone, since another worker may have taken this one's name.
+        """
+        return len(remove_segments(self._machine.shm_dir, self._machine.worker_id, replica_uid, force=replica_uid is not None))
+
+    def remove_socket(self, replica_uid: str) -> None:
+        self._machine.socket_of(replica_uid).unlink(missing_ok=True)
+
+    def sweep(self) -> int:
+        """Remove everything that a dead worker of this name left, sockets included; how many files it was."""
+        removed = self.remove_cache(None)
+        for socket in self._machine.sockets_dir.glob("*.sock"):
+            socket.unlink(missing_ok=True)
+            removed += 1
+        return removed
+
+    def remove_directory(self) -> None:
+        """Remove the worker's directory of sockets, when it stops."""
+        with contextlib.suppress(OSError):  # something of somebody else's lies in it
+            self._machine.sockets_dir.rmdir()
+
+    async def wait_ended(self, pid: int) -> None:
+        """Wait until a process is gone; kill it if it takes too long."""
+        deadline = asyncio.get_running_loop().time() + END_SECONDS
+        while _runs(pid):
+            if asyncio.get_running_loop().time() > deadline:
+                logger.error("engine process %s did not end with the process that watched it: killing it", pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process, other than as a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return False
+    return state != b"Z"

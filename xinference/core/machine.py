@@ -13,7 +13,7 @@ class Machine:
     """Where a worker keeps things.
 
     Args:
-        run_dir: sockets of engines; private to the user.
+        run_dir: sockets of this worker's engines; private to the user.
         shm_dir: segments and control pages.
     """
 
@@ -25,6 +25,11 @@ class Machine:
     def socket_of(self, replica_uid: str) -> Path:
         """The Unix socket of a replica's engine. Raises SocketPathRefused."""
         return socket_path(Path(self.run_dir), self.worker_id, replica_uid)
+
+    @property
+    def sockets_dir(self) -> Path:
+        """The directory of all sockets of this worker; created if it is not there."""
+        return self.socket_of("").parent
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

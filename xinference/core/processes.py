@@ -1,7 +1,7 @@
 """Replica processes as xoscar sub-pools: made one after the other, never left half made.
 
 What xoscar (0.12) does and what is done about it:
-    * a cancelled ``append_sub_pool`` leaves a live process that nobody knows: it is shielded, and whoever it makes is removed;
+    * a cancelled ``append_sub_pool`` leaves a live process that nobody knows: it is never cancelled, and ``close`` waits for it;
     * a failed one leaves an entry in the pool's configuration, after which every later one fails: the entry is taken out;
     * a sub-pool is killed when the thread that made it ends: pools are made on the main thread only;
     * a large environment does not fit its start-up memory block: nothing is passed through it, the order goes to the actor's constructor.
@@ -62,9 +62,9 @@ class SubPools:
         self._engines = engines
         self.pool: Any = None  # the main pool of this process; set before the first use
         self._machine = machine
-        self._making = asyncio.Lock()
-        self._address_by_order: dict[tuple[str, int], str] = {}
-        self._strays: set[asyncio.Task[Any]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self._making: dict[tuple[str, int], asyncio.Task[str]] = {}
+        self._abandoned: set[tuple[str, int]] = set()
 
     async def open(self, order: ReplicaOrder) -> RemoteReplica:
         """A new process with the order's actor in it.
@@ -73,15 +73,10 @@ class SubPools:
             InvalidRequest: the engine cannot be started so.
             CoreError: the process or its actor could not be made; nothing is left of it after ``close``.
         """
-        key = (order.replica_uid, order.incarnation)
         command = await self._engines.command(order)
-        appended = asyncio.create_task(self._append(order))
-        try:
-            address = await asyncio.shield(appended)
-        except asyncio.CancelledError:
-            self._keep(asyncio.create_task(self._remove_when_made(appended)))
-            raise
-        self._address_by_order[key] = address
+        made = asyncio.create_task(self._append(order))
+        self._making[order.replica_uid, order.incarnation] = made
+        address = await asyncio.shield(made)
         ref = await call(
             xo.create_actor(
                 ReplicaActor,
@@ -97,20 +92,27 @@ class SubPools:
         return RemoteReplica(ref, address, self._machine.watch.hang_seconds)
 
     async def close(self, order: ReplicaOrder) -> None:
-        """End the order's process. Idempotent."""
-        address = self._address_by_order.pop((order.replica_uid, order.incarnation), None)
-        if address is not None:
-            await self._remove(address)
-
-    async def settle(self) -> None:
-        """Wait until the remains of cancelled starts are gone."""
-        while self._strays:
-            await asyncio.wait(self._strays)
+        """End the order's process, also one that is still being made: then it is waited for first. Idempotent."""
+        key = (order.replica_uid, order.incarnation)
+        made = self._making.pop(key, None)
+        if made is None:
+            return
+        self._abandoned.add(key)
+        try:
+            await asyncio.wait({made}, timeout=APPEND_SECONDS)
+        finally:
+            self._abandoned.discard(key)
+        if not made.done():
+            logger.error("the process of replica %s is still being made after %s s", order.replica_uid, APPEND_SECONDS)
+        elif not made.cancelled() and made.exception() is None:
+            await self._remove(made.result())
 
     async def _append(self, order: ReplicaOrder) -> str:
         if threading.current_thread() is not threading.main_thread():
             raise CoreError("replica processes can only be made on the main thread: they end with the thread that made them")
-        async with self._making:
+        async with self._one_at_a_time:
+            if (order.replica_uid, order.incarnation) in self._abandoned:
+                raise CoreError(f"the start of replica {order.replica_uid} was taken back before its turn")
             before = set(self.pool._config.get_process_indexes())
             try:
                 address: str = await self.pool.append_sub_pool(label=order.replica_uid, modules=["xinference.core.pool_modules"])
@@ -120,11 +122,6 @@ class SubPools:
                 raise CoreError(f"could not start the process of replica {order.replica_uid}: {error}") from error
             return address
 
-    async def _remove_when_made(self, appended: "asyncio.Task[str]") -> None:
-        await asyncio.wait({appended}, timeout=APPEND_SECONDS)
-        if appended.done() and not appended.cancelled() and appended.exception() is None:
-            await self._remove(appended.result())
-
     async def _remove(self, address: str) -> None:
         if address not in self.pool.sub_processes:
             return
@@ -133,7 +130,3 @@ class SubPools:
             await self.pool.remove_sub_pool(address, timeout=REMOVE_SECONDS, force=process.returncode is not None)
         except (Unreachable, OSError, TimeoutError) as error:
             logger.warning("the process at %s did not stop cleanly: %s", address, error)
-
-    def _keep(self, task: "asyncio.Task[Any]") -> None:
-        self._strays.add(task)
-        task.add_done_callback(self._strays.discard)

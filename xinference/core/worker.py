@@ -14,7 +14,7 @@ from xinference.core.engines import Engines
 from xinference.core.errors import Unreachable
 from xinference.core.host import WorkerHost, wire_reports
 from xinference.core.inventory import measure
-from xinference.core.leftovers import CacheFiles
+from xinference.core.leftovers import MachineLeftovers
 from xinference.core.machine import Machine
 from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
 from xinference.core.processes import SubPools
@@ -51,7 +51,7 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         self._incarnation = secrets.randbits(64) or 1
         self._changes = Changes()
         self._engines = Engines(self._settings, self._machine)
-        self._leftovers = CacheFiles(self._settings.shm_dir, worker_id)
+        self._leftovers = MachineLeftovers(self._machine)
         self._processes = SubPools(self._machine, self._engines)
         self._host = WorkerHost(self._processes, self._leftovers, self._changes.bump)
         self._supervisor_at = supervisor
@@ -69,9 +69,9 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         """
         self._processes.pool = pool
         downs.append(self._process_down)
-        removed = self._leftovers.remove_cache(None)
+        removed = self._leftovers.sweep()
         if removed:
-            logger.warning("removed %s files that a former worker %s left in shared memory", removed, self._machine.worker_id)
+            logger.warning("removed %s files that a former worker %s left behind", removed, self._machine.worker_id)
         self._loops = [
             asyncio.create_task(self._stay_in_touch()),
             asyncio.create_task(self._probe()),
@@ -128,7 +128,7 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         except Unreachable:
             logger.info("the supervisor is gone already")
         await self._host.stop(grace_seconds)
-        await self._processes.settle()
+        self._leftovers.remove_directory()
 
     # ---- loops
 

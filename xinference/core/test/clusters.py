@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 
 from xinference.core.cluster import LocalCluster, start_local
+from xinference.core.machine import Machine
+from xinference.core.runner import Watch
 from xinference.settings import Settings
 
 PATIENCE_SECONDS = 40.0  # for anything that has no limit of its own; the machine may be busy
@@ -60,6 +62,8 @@ class Cluster:
         self.local = local
         self.settings = settings
         self.supervisor = local.supervisor
+        worker_id = local.identity.worker_id if local.identity else ""
+        self._sockets_dir = Machine(worker_id, str(settings.home_dir / "run" / worker_id), str(settings.shm_dir), Watch()).sockets_dir
 
     async def launch(self, **changes: Any) -> str:
         """Launch and wait for the end of the launch; its last stage."""
@@ -96,12 +100,11 @@ class Cluster:
         return sorted(os.listdir(self.settings.shm_dir))
 
     def sockets(self) -> list[Path]:
-        return list((self.settings.home_dir / "run").glob("*.sock"))
+        return list(self._sockets_dir.glob("*.sock"))
 
     def assert_nothing_is_left(self) -> None:
-        assert self.files() == []
-        assert self.sockets() == []
-        assert children() == []
+        left = [*self.files(), *map(str, self.sockets()), *children()]
+        assert not left, left
 
 
 def children() -> list[str]:

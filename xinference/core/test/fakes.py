@@ -208,10 +208,18 @@ class FakeLeftovers:
 
     def __init__(self) -> None:
         self.removed: list[str | None] = []
+        self.sockets: list[str] = []
+        self.waited: list[int] = []
 
     def remove_cache(self, replica_uid: str | None) -> int:
         self.removed.append(replica_uid)
         return 0
+
+    def remove_socket(self, replica_uid: str) -> None:
+        self.sockets.append(replica_uid)
+
+    async def wait_ended(self, pid: int) -> None:
+        self.waited.append(pid)
 
 
 class FakeWorkers:

@@ -138,7 +138,10 @@ async def test_a_process_that_does_not_answer_is_removed_all_the_same() -> None:
     worker = Worker()
     await worker.host.start_replica(order(), control())
     worker.processes.made["m-0", 7].gone = True
+    await worker.host.probe()
     await worker.remove()
+    assert "stop engine" not in worker.processes.log
+    assert (worker.leftovers.waited, worker.leftovers.sockets) == ([1], ["m-0"])
     worker.assert_nothing_is_held()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from xinference.model.llm.vllm.xavier.config import CONTROL_LOCK_WAIT_SECONDS
-from xinference.model.llm.vllm.xavier.directory.files import FileLock, create_file, lock_file, open_for_reading
+from xinference.model.llm.vllm.xavier.directory.files import FileLock, create_file, give_name, lock_file, open_for_reading
 from xinference.model.llm.vllm.xavier.directory.layout import refuse_unordered_machine
 from xinference.model.llm.vllm.xavier.errors import ControlPageRefused, SegmentRefused
 
@@ -90,22 +90,21 @@ class ControlPageWriter:
         refuse_unordered_machine()
         try:
             old = lock_file(path, CONTROL_LOCK_WAIT_SECONDS)
-        except SegmentRefused as error:
-            raise ControlPageRefused(error.reason) from None
-        try:
+            if old is not None:
+                os.unlink(path)
+                old.release()
             lock, mapping, unfinished = create_file(path, CONTROL_BYTES)
             try:
                 page = cls(path, lock, mapping)
                 page.write(state or ControlState())
                 page._words[_MAGIC_WORD] = _MAGIC
-                os.rename(unfinished, path)
+                give_name(unfinished, path)
             except BaseException:
                 os.unlink(unfinished)
                 lock.release()
                 raise
-        finally:
-            if old is not None:
-                old.release()
+        except SegmentRefused as error:
+            raise ControlPageRefused(error.reason) from None
         return page
 
     def write(self, state: ControlState) -> None:

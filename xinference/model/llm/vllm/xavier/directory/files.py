@@ -99,7 +99,7 @@ def lock_file(path: str, wait_seconds: float = 0.0) -> FileLock | None:
 
 
 def create_file(path: str, num_bytes: int) -> tuple[FileLock, mmap.mmap, str]:
-    """A new file of zeros, locked and mapped, under an unfinished name; ``os.rename`` it to ``path`` when its header is written.
+    """A new file of zeros, locked and mapped, under an unfinished name; ``give_name`` when its header is written.
 
     What predecessors left unfinished is removed first: it may be as large as what is wanted now.
 
@@ -122,6 +122,21 @@ def create_file(path: str, num_bytes: int) -> tuple[FileLock, mmap.mmap, str]:
         os.unlink(name)
         lock.release()
         raise
+
+
+def give_name(unfinished: str, path: str) -> None:
+    """Let others find a file, whole, under its name.
+
+    A link, not a rename: of two processes that make the same file at once, the later one must not push the earlier out of its name.
+
+    Raises:
+        SegmentRefused: somebody else was faster.
+    """
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        raise SegmentRefused(f"{path} was made by another process meanwhile", permanent=False) from None
+    os.unlink(unfinished)
 
 
 def allocate(fd: int, num_bytes: int, path: str) -> None:

@@ -16,7 +16,7 @@ from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.config import LOCK_WAIT_SECONDS
 from xinference.model.llm.vllm.xavier.directory.adoption import AdoptedPlaces, adopt_records
 from xinference.model.llm.vllm.xavier.directory.counters import Counters
-from xinference.model.llm.vllm.xavier.directory.files import FileLock, allocate, create_file, lock_file
+from xinference.model.llm.vllm.xavier.directory.files import FileLock, allocate, create_file, give_name, lock_file
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry
 from xinference.model.llm.vllm.xavier.directory.header import read_geometry, write_static
 from xinference.model.llm.vllm.xavier.directory.layout import COUNTER_BYTES, HEADER_BYTES, State, Word, refuse_unordered_machine
@@ -61,7 +61,7 @@ class SegmentWriter:
         A file of another geometry or layout is removed first: its blocks are of no use, and both may not fit at once.
 
         Raises:
-            SegmentRefused: a live process holds the file's lock, or the file is not ours to touch.
+            SegmentRefused: a live process holds the file's lock or made the file meanwhile, or the file is not ours to touch.
             SharedMemoryFull: there is no room; nothing is left behind.
             PlatformRefused: this machine's memory order is not the one relied on.
         """
@@ -84,7 +84,7 @@ class SegmentWriter:
             segment = cls(path, lock, mapping, geometry)
             write_static(segment._header, geometry)
             segment._take(incarnation, epoch, adopting=False)
-            os.rename(unfinished, path)
+            give_name(unfinished, path)
         except BaseException:
             os.unlink(unfinished)
             lock.release()

@@ -75,6 +75,17 @@ def test_any_other_size_count_or_offset_in_the_header_is_refused(image: bytes, w
     assert refusal.value.permanent
 
 
+def test_what_is_wrong_with_a_header_is_said(image: bytes) -> None:
+    for word, value, message in (
+        (Word.MAGIC, 1, "is not a segment"),
+        (Word.LAYOUT, 1, "has another layout than this version reads"),
+        (Word.NUM_PLACES, 0, "has an impossible header: a segment has 1 to 4294967294 places, not 0"),
+        (Word.SLAB_OFFSET, 4096, "has an impossible header: slab_offset is 4096, not 12288"),
+    ):
+        with pytest.raises(SegmentRefused, match=message):
+            opened(with_word(image, word * 8, value))
+
+
 @given(st.lists(st.tuples(st.sampled_from(STATIC[2:]), WORDS), min_size=2, max_size=11))
 def test_a_header_with_several_damaged_words_is_refused_or_consistent_with_the_file(image: bytes, changes: list[tuple[Word, int]]) -> None:
     damaged = image

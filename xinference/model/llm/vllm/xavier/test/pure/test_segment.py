@@ -1,15 +1,17 @@
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.directory import layout
+from xinference.model.llm.vllm.xavier.directory import segment as segment_module
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.requests import RequestEntry
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
-from xinference.model.llm.vllm.xavier.errors import BookImbalance, PlatformRefused, SegmentRefused
+from xinference.model.llm.vllm.xavier.errors import BookImbalance, PlatformRefused, SegmentRefused, SharedMemoryFull
 from xinference.model.llm.vllm.xavier.test.segments import SEGMENT_NAME, content, fill, key, keys, open_segment, small
 
 
@@ -208,6 +210,23 @@ def test_a_successor_adopts_what_its_predecessor_published(tmp_path: Path) -> No
         second.publish(5, key(9), None)
 
 
+def test_while_a_successor_takes_over_nobody_seems_to_be_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_segment(tmp_path)
+    reader = reader_of(first)
+    first.close()
+    seen = []
+    real = segment_module.start_ticks
+
+    def watch(pid: int) -> int | None:
+        seen.append(reader.alive())
+        return real(pid)
+
+    monkeypatch.setattr(segment_module, "start_ticks", watch)
+    open_segment(tmp_path, incarnation=8)
+    assert seen == [False]
+    assert reader.alive()
+
+
 def test_generations_survive_an_adoption_so_a_slow_reader_notices_reuse(tmp_path: Path) -> None:
     first = open_segment(tmp_path)
     fill(first, 0, key(1))
@@ -305,6 +324,75 @@ def test_a_file_of_rubbish_is_replaced(tmp_path: Path) -> None:
     segment = open_segment(tmp_path)
     fill(segment, 0, key(1))
     assert segment.place_of(key(1)) == 0
+
+
+def test_a_segment_of_no_use_is_gone_before_its_successor_takes_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / SEGMENT_NAME).write_bytes(b"rubbish")
+
+    def create(path: str, num_bytes: int) -> NoReturn:
+        raise SharedMemoryFull(f"found {os.listdir(tmp_path)}")
+
+    monkeypatch.setattr(segment_module, "create_file", create)
+    with pytest.raises(SharedMemoryFull, match=r"found \[\]"):
+        open_segment(tmp_path)
+
+
+def test_a_failed_adoption_leaves_the_segment_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_segment(tmp_path)
+    fill(first, 0, key(1))
+    first.close()
+
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_module, "adopt_records", fail)
+        with pytest.raises(MemoryError):
+            open_segment(tmp_path, incarnation=8)
+    monkeypatch.setattr(segment_module, "LOCK_WAIT_SECONDS", 0.0)
+    assert len(open_segment(tmp_path, incarnation=9).adopted) == 1
+
+
+def test_a_failed_creation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_module, "write_static", fail)
+        with pytest.raises(MemoryError):
+            open_segment(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_of_two_processes_that_make_one_segment_the_later_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_header, made = segment_module.write_static, []
+
+    def be_overtaken(words: memoryview, geometry: SegmentGeometry) -> None:
+        monkeypatch.setattr(segment_module, "write_static", make_header)
+        made.append(open_segment(tmp_path, incarnation=9))
+        make_header(words, geometry)
+
+    monkeypatch.setattr(segment_module, "write_static", be_overtaken)
+    with pytest.raises(SegmentRefused, match="made by another process meanwhile") as refusal:
+        open_segment(tmp_path, incarnation=7)
+    assert not refusal.value.permanent
+    assert os.listdir(tmp_path) == [SEGMENT_NAME]
+    assert reader_of(made[0], incarnation=9).alive()
+
+
+def test_opening_adopting_replacing_and_closing_leave_no_descriptor_open(tmp_path: Path) -> None:
+    def cycle() -> None:
+        for geometry in (small(), small(), small(num_places=9)):
+            segment = open_segment(tmp_path, geometry)
+            reader_of(segment).close()
+            segment.close()
+        with pytest.raises(SegmentRefused):
+            SegmentReader.open(str(tmp_path), expected_incarnation=None)
+
+    cycle()
+    before = len(os.listdir("/proc/self/fd"))
+    cycle()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_closing_twice_and_closing_with_views_held_is_harmless(tmp_path: Path) -> None:

@@ -193,9 +193,7 @@ def main() -> None:
     os.write(LIFELINE, f"{STARTED}{engine}\n".encode())
     status = watch(engine, parent, reader)
     kill_tree()
-    if status is None:
-        os._exit(0)
-    end_like(status)
+    end_like(signal.SIGKILL if status is None else status)  # a signal's number is the wait status of a process that it killed
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ FINGERPRINT = "fake"
 
 def usage(call: Call, num_output_tokens: int, cached_tokens: int) -> dict[str, Any]:
     prompt = sum(len(p) for p in call.prompts)
-    details = {"cached_tokens": cached_tokens, "created_cache_tokens": None, "multimodal_tokens": None}
+    details = {"cached_tokens": cached_tokens, "created_cache_tokens": 0 if call.chat else None, "multimodal_tokens": None}
     return {
         "prompt_tokens": prompt, "total_tokens": prompt + num_output_tokens, "completion_tokens": num_output_tokens,
         "prompt_tokens_details": details, "completion_tokens_details": None,
@@ -53,6 +53,7 @@ class Answer:
             "model": self._call.model, "choices": [build(i, pieces) for i, pieces in enumerate(choices)],
             "service_tier": None, "system_fingerprint": FINGERPRINT, "usage": usage(self._call, num_output_tokens, cached_tokens),
             "kv_transfer_params": None, "metrics": None,
+            **({"prompt_token_ids": list(self._call.prompts[0])} if self._call.chat and self._call.return_token_ids else {}),
         }  # fmt: skip
 
     def _chat_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class Answer:
         return {
             "index": index, "text": text, "logprobs": logprobs, "finish_reason": self._reason(pieces[-1]),
             "stop_reason": pieces[-1].stop_reason, "token_ids": self._token_ids(pieces), "prompt_logprobs": None,
+            "prompt_token_ids": list(call.prompts[index // call.n]) if call.return_token_ids else None,
         }  # fmt: skip
 
     def echo(self, index: int) -> str:
@@ -99,34 +101,47 @@ class Answer:
         if not self._call.chat:
             return None
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return self._chunk([choice])
+        return {**self._chunk([choice]), "prompt_token_ids": list(self._call.prompts[0]) if self._call.return_token_ids else None}
 
-    def chunk(self, index: int, piece: Piece, echoed: str = "") -> dict[str, Any] | None:
-        """The chunk for one piece, or None when there is nothing to show."""
-        call = self._call
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": self._reason(piece)}
-        if piece.finish_reason is not None:
+    def chunks(self, index: int, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        """The chunks for one piece of a choice, ``first`` or not; none when there is nothing to show."""
+        if not self._call.chat:
+            return [self._completion_chunk(index, piece, first)]
+        deltas: list[dict[str, Any]] = [{"content": piece.text} if piece.text else {}]
+        if self._call.tools:
+            deltas = self._tool_deltas(index, piece)
+        if not deltas and piece.finish_reason is not None:
+            deltas = [{}]
+        chunks = [self._chunk([{**self._choice(index, piece, last=delta is deltas[-1]), "delta": delta}]) for delta in deltas]
+        if self._call.logprobs is not None and piece.token is not None and chunks:
+            chunks[0]["choices"][0]["logprobs"] = {"content": [_chat_logprob(piece.candidates, self._call.logprobs)]}
+        return chunks
+
+    def _choice(self, index: int, piece: Piece, last: bool) -> dict[str, Any]:
+        """What all chunks' choices have; the last chunk of a piece carries its end."""
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": self._reason(piece) if last else None}
+        if piece.finish_reason is not None and last:
             choice["stop_reason"] = piece.stop_reason
-        if call.return_token_ids:
+        if self._call.return_token_ids:
             choice["token_ids"] = self._token_ids([piece])
-        if call.chat:
-            choice["delta"] = self._tool_delta(index, piece) if call.tools else {"content": piece.text}
-            if not choice["delta"] and piece.finish_reason is None:
-                return None
-            if call.logprobs is not None and piece.token is not None:
-                choice["logprobs"] = {"content": [_chat_logprob(piece.candidates, call.logprobs)]}
-        else:
-            choice["text"] = echoed + ("" if call.suppress_output else piece.text)
-            if call.logprobs is not None:
-                choice["logprobs"] = self._empty_logprobs()
-                if echoed:
-                    self._add_prompt_logprobs(index, choice["logprobs"])
-                self._add_logprob(index, choice["logprobs"], piece)
+        return choice
+
+    def _completion_chunk(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+        call = self._call
+        choice = self._choice(index, piece, last=True)
+        choice["text"] = (self.echo(index) if first else "") + ("" if call.suppress_output else piece.text)
+        if first and (call.echo or call.return_token_ids):
+            choice["prompt_token_ids"] = list(call.prompts[index // call.n])
+        if call.logprobs is not None:
+            choice["logprobs"] = self._empty_logprobs()
+            if first and call.echo:
+                self._add_prompt_logprobs(index, choice["logprobs"])
+            self._add_logprob(index, choice["logprobs"], piece)
         return self._chunk([choice])
 
     def usage_chunk(self, num_output_tokens: int, cached_tokens: int) -> dict[str, Any]:
         counts = usage(self._call, num_output_tokens, cached_tokens)
-        counts["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+        counts["prompt_tokens_details"] = {k: v for k, v in counts["prompt_tokens_details"].items() if v is not None}
         del counts["completion_tokens_details"]  # nulls are left out of this chunk
         return {**self._chunk([]), "usage": counts, "system_fingerprint": FINGERPRINT}
 
@@ -134,19 +149,16 @@ class Answer:
         kind = "chat.completion.chunk" if self._call.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self._created, "model": self._call.model, "choices": choices}
 
-    def _tool_delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        """New characters of tool arguments; a call's first piece carries its name."""
+    def _tool_deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        """New characters of tool arguments; before a call's first ones its name, in a delta of its own."""
         start = self._told[index]
         self._told[index] += len(piece.text)
         deltas = []
         for i, name, arguments in _split(self._call, start, piece.text):
-            function: dict[str, Any] = {"arguments": arguments}
-            delta: dict[str, Any] = {"index": i, "function": function}
             if start <= sum(len(t.arguments) for t in self._call.tools[:i]):
-                delta = {"id": self._tool_ids[index][i], "type": "function", **delta}
-                delta["function"] = {"name": name, **function}
-            deltas.append(delta)
-        return {"content": None, "tool_calls": deltas} if deltas else {}
+                deltas.append({"id": self._tool_ids[index][i], "type": "function", "index": i, "function": {"name": name}})
+            deltas.append({"index": i, "function": {"arguments": arguments}})
+        return [{"content": None, "tool_calls": [delta]} for delta in deltas]
 
     # ---- details
 

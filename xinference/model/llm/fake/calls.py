@@ -218,7 +218,7 @@ def _prompts(prompt: Any, max_model_len: int) -> list[tuple[int, ...]]:
     if prompt == []:
         raise Refused("You must pass at least one prompt")
     items = [prompt] if isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], int)) else prompt
-    if not isinstance(items, list):
+    if not isinstance(items, list) or len({type(item) for item in items}) > 1:
         raise refusal.invalid_field("body.prompt", "Input should be a valid string", prompt)
     found = []
     for item in items:

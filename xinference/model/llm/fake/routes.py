@@ -185,7 +185,7 @@ class FakeServer:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         pieces = self._pieces(call, answer)
         tokens, cached, opened = 0, 0, False
-        echoed = [False] * answer.num_choices
+        begun: set[int] = set()
         try:
             await response.prepare(request)
             async for index, piece in pieces:
@@ -194,9 +194,9 @@ class FakeServer:
                     for chunk in filter(None, map(answer.first_chunk, range(answer.num_choices))):
                         await response.write(sse(chunk))
                 tokens += piece.token is not None
-                data = answer.chunk(index, piece, "" if echoed[index] else answer.echo(index))
-                echoed[index] = True
-                if data is not None:
+                chunks = answer.chunks(index, piece, first=index not in begun)
+                begun.add(index)
+                for data in chunks:
                     if call.usage_in_every_chunk:
                         data["usage"] = answers.usage(call, tokens, cached)
                     await response.write(sse(data))

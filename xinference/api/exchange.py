@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
@@ -34,6 +34,8 @@ from xinference.api.watch import client_gone
 from xinference.errors import EngineDied, InternalError, NoReplicaAvailable, XinferenceError
 
 logger = logging.getLogger(__name__)
+
+MAX_LOGGED_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Exchange(Response):
                     raise EngineDied(REPLICA_DIED) from error
             except Refused as error:
                 refused = error.refused
-                logger.info("request %s: replica %s refused: %s", self._ask.request_id, replica.replica_uid, refused.error.code)
+                self._log(replica, refused)
                 if refused.dead:
                     self._gateway.report_failure(routes.uid, replica, "its engine died")
                 if answer.has_events or not refused.elsewhere or self._is_last(routes, tried):
@@ -164,6 +166,12 @@ class Exchange(Response):
             if len(tried) >= self._gateway.config.attempts or self._ask.steer is not None:
                 raise NoReplicaAvailable(f"{len(tried)} replicas failed on this request")
             self._gateway.metrics.retries.labels(routes.uid).inc()
+
+    def _log(self, replica: Replica, refused: Refusal) -> None:
+        """The engine's own words go to the log for faults alone: its words on a request may quote the request."""
+        words = refused.detail[:MAX_LOGGED_CHARACTERS] if refused.error.status >= 500 else refused.error.code
+        level = logging.WARNING if refused.error.status >= 500 else logging.DEBUG
+        logger.log(level, "request %s: replica %s answered: %s", self._ask.request_id, replica.replica_uid, words)
 
     def _next_replica(self, routes: ModelRoutes, tried: list[Replica]) -> Replica:
         if self._ask.steer is not None:

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from xinference.api.auth import ADMIN, INFERENCE, ApiKey, KeyRing
+from xinference.api.errors import ControlUnreachable
 from xinference.api.test.fakes import FakeCluster, ScriptedReplica, answering, model, replica, serving
 from xinference.errors import XinferenceError
 from xinference.settings import Limits
@@ -142,6 +143,20 @@ async def test_a_fault_of_the_engine_is_500_without_details(tmp_path: Path) -> N
     assert error.response.headers["x-should-retry"] == "false"
 
 
+async def test_a_fault_of_the_engine_is_logged_under_the_request_id(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with engine(tmp_path, FAULT, 500) as cluster, client_of(cluster) as client:
+        await failure(client, extra_headers={"x-request-id": "job-7"})
+    assert "request job-7: replica m-0 answered: CUDA error at /opt/x/y.cu" in caplog.text
+
+
+async def test_an_engines_words_on_a_request_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="xinference")
+    quoting = {"error": {"message": "1 validation error: {'input': 'swordfish'}", "type": "Bad Request", "param": "body.x", "code": 400}}
+    async with engine(tmp_path, quoting, 400) as cluster, client_of(cluster) as client:
+        assert "swordfish" in (await failure(client)).message
+    assert "swordfish" not in caplog.text
+
+
 async def test_what_a_model_cannot_do_is_model_not_supported(tmp_path: Path) -> None:
     async with engine(tmp_path, {"detail": "Not Found"}, 404) as cluster, client_of(cluster) as client:
         with pytest.raises(openai.BadRequestError) as caught:
@@ -174,8 +189,6 @@ async def test_a_steered_request_goes_nowhere_else(tmp_path: Path) -> None:
 
 
 async def test_without_a_supervisor_known_models_answer_and_unknown_ones_are_503(tmp_path: Path) -> None:
-    from xinference.api.errors import ControlUnreachable
-
     async with engine(tmp_path, {"choices": []}) as cluster, client_of(cluster) as client:
         await client.chat.completions.create(model="m", messages=MESSAGES)
         away: XinferenceError = ControlUnreachable("the supervisor does not answer")

@@ -4,7 +4,7 @@ For inference use the openai client with ``base_url=f"{endpoint}/v1"``; ``chat``
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Self
 
 import httpx2
@@ -94,11 +94,11 @@ class Client(Verbs):
         for event in self._stream(calls.logs(model_uid, replica_uid, tail, follow=True)):
             yield event.data
 
-    def stream_chat(self, model_uid: str, messages: list[Json], **options: Any) -> Iterator[Json]:
+    def stream_chat(self, model_uid: str, messages: list[Json], **options: Any) -> Generator[Json, None, None]:
         """The chunks of a chat completion. Closing the iterator aborts the request."""
         return self._completion(chat_call(model_uid, messages, options | {"stream": True}))
 
-    def stream_generate(self, model_uid: str, prompt: str | list[int], **options: Any) -> Iterator[Json]:
+    def stream_generate(self, model_uid: str, prompt: str | list[int], **options: Any) -> Generator[Json, None, None]:
         """The chunks of a text completion. Closing the iterator aborts the request."""
         return self._completion(generate_call(model_uid, prompt, options | {"stream": True}))
 
@@ -127,7 +127,7 @@ class Client(Verbs):
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise connection_error(error, self.endpoint) from error
 
-    def _completion(self, call: Call) -> Iterator[Json]:
+    def _completion(self, call: Call) -> Generator[Json, None, None]:
         stream = CompletionStream()
         for event in self._stream(call):
             chunk = stream.read(event)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from xinference.api.auth import ADMIN_KEY_FILE
 from xinference.client.presence import is_running
 from xinference.client.sync_client import Client
 from xinference.deploy import background, demo
@@ -83,7 +84,7 @@ class QuickStart:
         seed = secrets.randbits(64)
         try:
             self._server()
-            with Client(background.endpoint_of(self._settings), self._api_key) as client:
+            with self._client() as client:
                 self._ensure_model(client)
                 demonstration = self._demonstrate(client, seed)
         except BaseException as error:
@@ -153,10 +154,21 @@ class QuickStart:
 
     def _stop(self) -> list[str]:
         with self._steps.step("stop"):
-            server = background.find(self._settings.home_dir)
-            if server is not None and server.endpoint == background.endpoint_of(self._settings):
+            server = self._own_server()
+            if server is not None:
                 return background.stop(server, self._settings)
             if self._launched:
-                with Client(background.endpoint_of(self._settings), self._api_key) as client:
+                with self._client() as client:
                     client.terminate(MODEL_UID)
             return []
+
+    def _own_server(self) -> background.Server | None:
+        """The server, if this or an earlier run started it."""
+        server = background.find(self._settings.home_dir)
+        return server if server is not None and server.endpoint == background.endpoint_of(self._settings) else None
+
+    def _client(self) -> Client:
+        """A client of the server. The key of our own home goes to our own server only."""
+        key_file = self._settings.home_dir / ADMIN_KEY_FILE
+        own_key = key_file.read_text().strip() if self._own_server() is not None and key_file.exists() else None
+        return Client(background.endpoint_of(self._settings), self._api_key or own_key)

@@ -155,7 +155,9 @@ async def signalled() -> None:
 
 
 def run_server(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run a server process to its end; returns its exit code."""
+    """Run a server process to its end; returns its exit code. A terminal that closes stops it like any other signal."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     with actor_directory():
         try:
             asyncio.run(main())

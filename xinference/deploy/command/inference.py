@@ -85,7 +85,7 @@ def generate(invocation: Invocation, model_uid: str, prompt: str | None, stream:
 @sampling_options
 @server_options
 def chat(invocation: Invocation, model_uid: str, prompt: str | None, system: str | None, stream: bool, **options: Any) -> None:
-    """Chat with a model. In a conversation, an empty line or Ctrl-D ends it."""
+    """Chat with a model. In a conversation, Ctrl-C ends an answer; an empty line or Ctrl-D ends the conversation."""
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     with Client(invocation.endpoint, invocation.api_key) as client:
         if prompt is None and sys.stdin.isatty() and not invocation.as_json:
@@ -111,7 +111,15 @@ def _converse(client: Client, model_uid: str, messages: list[Json], options: Jso
         if not text:
             return
         messages.append({"role": "user", "content": text})
-        answer = read_stream(client.stream_chat(model_uid, messages, **options), show=True)
+        chunks = client.stream_chat(model_uid, messages, **options)
+        try:
+            answer = read_stream(chunks, show=True)
+        except KeyboardInterrupt:
+            # Ends this answer, which the engine then stops computing, and not the conversation.
+            chunks.close()
+            messages.pop()
+            click.echo()
+            continue
         _summarise(answer)
         messages.append({"role": "assistant", "content": answer.text})
 

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from xinference.client.connection import API_KEY_VARIABLE
+from xinference.client.connection import API_KEY_VARIABLE, DEFAULT_ENDPOINT
+from xinference.deploy.cli import EXIT_INTERRUPTED
 from xinference.deploy.demo import Demonstration
 from xinference.deploy.output import new_table, print_json, progress_console, result_console, seconds_text
 from xinference.deploy.quickstart import MODEL_UID, Outcome, QuickStart
@@ -68,7 +69,13 @@ def quickstart(
     console = progress_console() if invocation.as_json else result_console()
     steps = StepDisplay(console)
     path = model_path.absolute() if model_path is not None else None
-    outcome = QuickStart(settings, api_key, path, steps).run(stops_afterwards)
+    try:
+        outcome = QuickStart(settings, api_key, path, steps).run(stops_afterwards)
+    except KeyboardInterrupt:
+        click.echo(
+            "interrupted; `xinference quickstart --exit` stops what was started" if not stops_afterwards else "interrupted", err=True
+        )
+        return EXIT_INTERRUPTED
     if invocation.as_json:
         print_json(_to_wire(outcome, steps))
     else:
@@ -81,7 +88,8 @@ def _print(console: Console, outcome: Outcome, stopped: bool) -> None:
     for problem in outcome.problems:
         console.print(f"[red]not proven:[/red] {escape(problem)}")
     if not stopped:
-        console.print(f"The server stays: {outcome.endpoint}, model '{MODEL_UID}'. Try: xinference chat {MODEL_UID}")
+        where = "" if outcome.endpoint == DEFAULT_ENDPOINT else f" -e {outcome.endpoint}"
+        console.print(f"The server stays: {outcome.endpoint}, model '{MODEL_UID}'. Try: xinference chat {MODEL_UID}{where}", soft_wrap=True)
     elif outcome.remains:
         console.print(f"[red]left behind:[/red] {escape(', '.join(outcome.remains))}")
     else:

@@ -42,7 +42,8 @@ def test_a_server_is_started_found_again_and_stopped_without_remains(settings: S
 
 
 def test_a_server_that_cannot_start_says_why_with_its_own_words(settings: Settings) -> None:
-    with socket.create_server(("127.0.0.1", settings.port)), pytest.raises(BackgroundError, match=f"cannot listen on .* port {settings.port}"):
+    expected = f"cannot listen on .* port {settings.port}"
+    with socket.create_server(("127.0.0.1", settings.port)), pytest.raises(BackgroundError, match=expected):
         background.start(settings, nothing)
     assert background.find(settings.home_dir) is None
 

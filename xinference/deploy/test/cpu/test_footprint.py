@@ -23,7 +23,7 @@ time.sleep(600)
 
 @pytest.fixture
 def mapped(tmp_path: Path) -> Path:
-    path = tmp_path / "segment"
+    path = tmp_path / "xinference.w0.m-0.ctl"
     path.write_bytes(bytes(mmap.PAGESIZE))
     return path
 
@@ -59,6 +59,14 @@ def test_a_child_that_outlives_the_server_is_reported(parent: "subprocess.Popen[
     assert found.wait_until_gone(0.2) == [f"process {orphan.pid}"]
     psutil.Process(orphan.pid).kill()
     assert found.wait_until_gone(10) == []
+
+
+def test_files_of_the_same_worker_count_even_if_nobody_has_mapped_them(parent: "subprocess.Popen[str]", mapped: Path) -> None:
+    found = Footprint.of(ProcessId.of(psutil.Process(parent.pid)), mapped.parent)
+    (mapped.parent / "xinference.w0.m-1.ctl").touch()
+    (mapped.parent / "xinference.w1.m-1.ctl").touch()
+    assert f"file {mapped.parent / 'xinference.w0.m-1.ctl'}" in found.remains()
+    assert f"file {mapped.parent / 'xinference.w1.m-1.ctl'}" not in found.remains()
 
 
 def test_a_number_that_another_process_got_later_is_not_the_process() -> None:

@@ -88,7 +88,10 @@ def test_ctrl_c_during_a_launch_leaves_no_engine_and_no_model(server: ServerProc
     assert all(model["state"] not in ("ready", "launching") for model in json.loads(tool("list", "-o", "json")))
 
 
-@pytest.mark.parametrize(("number", "whole_group"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=["service", "terminal"])
+ENDS = {"service": (signal.SIGTERM, False), "ctrl-c": (signal.SIGINT, True), "closed terminal": (signal.SIGHUP, False)}
+
+
+@pytest.mark.parametrize(("number", "whole_group"), ENDS.values(), ids=ENDS)
 def test_a_stopped_server_leaves_no_process_and_no_shared_memory(
     server: ServerProcess, tool: Tool, launch: list[str], number: signal.Signals, whole_group: bool
 ) -> None:

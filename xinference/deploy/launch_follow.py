@@ -12,13 +12,17 @@ from types import FrameType
 from typing import Any, Final
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from xinference.client.sync_client import Client
 from xinference.deploy.output import printable, progress_console
 from xinference.errors import LaunchCancelled, XinferenceError
 
 Json = dict[str, Any]
-WHOLE: Final = "model"
+PLANNED: Final = "planned"
+REPLICA_READY: Final = "replica_ready"
+NAME_WIDTH: Final = 12
+BAR_WIDTH: Final = 24
 
 
 class Interrupted(Exception):
@@ -86,18 +90,22 @@ def _cancel(client: Client, model_uid: str, progress: "LaunchProgress") -> Json:
 
 
 class LaunchProgress:
-    """One bar for the model and one for each replica; without a terminal, one line for each event."""
+    """One bar for the model and one for each replica; without a terminal, one line for each event.
+
+    An event's progress is that of the whole launch. Nobody knows how far a single replica is until it is ready.
+    """
 
     def __init__(self, model_uid: str) -> None:
         self._model_uid = model_uid
         self._console = progress_console()
         self._progress = Progress(
-            TextColumn("{task.fields[name]}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[message]}", markup=False),
+            TextColumn("{task.fields[name]}", markup=False, table_column=Column(no_wrap=True, min_width=NAME_WIDTH)),
+            BarColumn(bar_width=BAR_WIDTH),
+            TextColumn("{task.fields[message]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
             TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
+            expand=True,
         )
         self._tasks: dict[str, TaskID] = {}
 
@@ -109,18 +117,24 @@ class LaunchProgress:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """A line between the bars."""
-        self._progress.console.print(text, markup=False)
+        """A line above the bars."""
+        self._console.print(text, markup=False, soft_wrap=not self._console.is_terminal)
 
     def show(self, event: Json) -> None:
         """One event of the launch."""
-        name = event.get("replica_uid") or WHOLE
-        message = " ".join(printable(str(event.get("message") or event["stage"])).splitlines())
-        if not self._console.is_terminal:
-            label = self._model_uid if name == WHOLE else name
-            self._console.print(f"{label}: {message}", markup=False, soft_wrap=True)
+        replica_uid, stage = event.get("replica_uid"), event["stage"]
+        message = " ".join(printable(str(event.get("message") or stage)).splitlines())
+        name = replica_uid or self._model_uid
+        if stage == PLANNED or not self._console.is_terminal:
+            self.say(f"{name}: {message}")
             return
+        model = self._task(self._model_uid)
+        self._progress.update(model, total=1.0, completed=float(event.get("progress") or 0.0))
+        self._progress.update(self._task(name), message=message)
+        if stage == REPLICA_READY:
+            self._progress.update(self._task(name), total=1.0, completed=1.0)
+
+    def _task(self, name: str) -> TaskID:
         if name not in self._tasks:
-            label = self._model_uid if name == WHOLE else name
-            self._tasks[name] = self._progress.add_task("", total=1.0, name=label, message=message)
-        self._progress.update(self._tasks[name], completed=float(event.get("progress") or 0.0), message=message)
+            self._tasks[name] = self._progress.add_task("", total=None, name=name, message="")
+        return self._tasks[name]

@@ -6,32 +6,17 @@ Modules of an engine are imported when an order names it, so that a server of on
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from xinference.core.machine import Machine
-from xinference.core.orders import ReplicaOrder
+from xinference.core.orders import EngineCommand, ReplicaOrder
 from xinference.core.spec import Engine, LaunchSpec
 from xinference.core.topology import ModelFacts
 from xinference.errors import InvalidRequest
 from xinference.model.llm.vllm.xavier.config import XavierConfig
 from xinference.settings import Settings
-
-
-@dataclass(frozen=True)
-class EngineCommand:
-    """Argument vector and whole environment of an engine server."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-
-    def to_wire(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> "EngineCommand":
-        return cls(tuple(wire["argv"]), wire["env"])
 
 
 class EngineKind(Protocol):

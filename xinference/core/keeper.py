@@ -24,6 +24,7 @@ from xinference.errors import XinferenceError
 logger = logging.getLogger(__name__)
 
 LOAD_SLACK_SECONDS = 10.0  # beyond launch_seconds, for the worker's own verdict to arrive
+PLACE_POLL_SECONDS = 0.5  # while there is no worker for a replica, or no room on any
 IDLE_POLL_SECONDS = 0.1  # while a drain waits for the last requests
 
 
@@ -54,6 +55,9 @@ class Surroundings(Protocol):
 
     def choose(self, before: Placement) -> Placement:
         """Where the replica shall run now, and claim it. Raises XinferenceError when there is no place."""
+
+    def no_place(self, before: Placement) -> str | None:
+        """Why ``choose`` would raise now, or None."""
 
     def release(self, replica_uid: str) -> None: ...
     def order(self, placement: Placement, incarnation: int, log_start: int) -> ReplicaOrder: ...
@@ -230,6 +234,16 @@ class ReplicaKeeper:
         finally:
             asked.cancel()
             slept.cancel()
+        await self._wait_for_place()
+
+    async def _wait_for_place(self) -> None:
+        """That there is nowhere to run is not the replica's failure: it is waited for, however long, and not counted."""
+        said = False
+        while (reason := self._surroundings.no_place(self.placement)) is not None:
+            if not said:
+                self._surroundings.changed(self, f"waiting for a place: {reason}")
+                said = True
+            await self._clock.sleep(PLACE_POLL_SECONDS)
 
     async def _reserve(self) -> None:
         self.placement = self._surroundings.choose(self.placement)

@@ -47,21 +47,32 @@ class DeploymentSurroundings:
         self._launch_seconds = launch_seconds
 
     def choose(self, before: Placement) -> Placement:
-        """The same place if its worker is there, else another one that fits."""
-        d = self._deployment
+        """The same place if its worker is there, else another one that fits; claimed."""
+        chosen = self._find(before)
         held = self._state.roster.reservations.get(before.replica_uid)
-        if held is not None and held.placement.worker_id in self._state.roster.members:
-            return before
-        self._state.roster.release(before.replica_uid)
+        if held is None or held.placement != chosen:
+            self._state.claim(self._deployment, [chosen])
+        return chosen
+
+    def no_place(self, before: Placement) -> str | None:
+        try:
+            self._find(before)
+        except XinferenceError as error:
+            return error.message
+        return None
+
+    def _find(self, before: Placement) -> Placement:
+        d = self._deployment
+        roster = self._state.roster
+        there = roster.view(before.worker_id)
+        if there is not None:
+            users = {user for device in before.devices for user in there.users_of(device)} - {before.replica_uid}
+            shared = before.gpu_memory_utilization is not None or "gpu_memory_utilization" in d.spec.engine_config
+            if not users or shared:
+                return before  # it fitted there before; its segment, which it will adopt, still counts as used
         snapshot = self._state.snapshot()
-        there = next((worker for worker in snapshot.workers if worker.worker_id == before.worker_id), None)
-        free = there is not None and not any(there.users_of(device) for device in before.devices)
-        if free:  # it fitted there before; its segment, which it will adopt, still counts as used
-            self._state.claim(d, [before])
-            return before
         chosen = place(d.spec, [Wish(before.replica_uid, d.spec.worker_ip, None)], snapshot)[0]
         check_memory(d.plan, room_on(next(w for w in snapshot.workers if w.worker_id == chosen.worker_id), 1))
-        self._state.claim(d, [chosen])
         return chosen
 
     def release(self, replica_uid: str) -> None:

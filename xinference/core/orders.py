@@ -57,6 +57,21 @@ class ReplicaOrder:
 
 
 @dataclass(frozen=True)
+class EngineCommand:
+    """Argument vector and whole environment of an engine server."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+    def to_wire(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> "EngineCommand":
+        return cls(tuple(wire["argv"]), wire["env"])
+
+
+@dataclass(frozen=True)
 class ReplicaReport:
     """How one engine start is doing, as its worker sees it.
 

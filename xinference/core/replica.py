@@ -12,11 +12,10 @@ from xinference.core.cache_view import CacheView
 from xinference.core.calls import call
 from xinference.core.clock import SystemClock
 from xinference.core.control_page import CacheControlPage
-from xinference.core.engines import EngineCommand
 from xinference.core.errors import Unreachable
 from xinference.core.load import read_load
 from xinference.core.machine import Machine
-from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
+from xinference.core.orders import Control, EngineCommand, ReplicaOrder, ReplicaReport
 from xinference.core.runner import Engine, ReplicaRunner, as_wire
 from xinference.model.llm.engine import EngineProcess
 

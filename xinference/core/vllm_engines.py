@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xinference.core.engines import EngineCommand, connector_config
+from xinference.core.engines import connector_config
 from xinference.core.machine import Machine
-from xinference.core.orders import ReplicaOrder
+from xinference.core.orders import EngineCommand, ReplicaOrder
 from xinference.core.spec import LaunchSpec
 from xinference.core.topology import ModelFacts
 from xinference.errors import InvalidRequest, NotSupported

@@ -269,6 +269,9 @@ class FakeSurroundings:
         self.claims.add(before.replica_uid)
         return before
 
+    def no_place(self, before: Placement) -> str | None:
+        return None if self.refusal is None else str(self.refusal)
+
     def release(self, replica_uid: str) -> None:
         self.claims.discard(replica_uid)
 

@@ -11,7 +11,7 @@ from xinference.core.placement import Placement
 from xinference.core.relaunch import RelaunchLimits
 from xinference.core.states import ReplicaState
 from xinference.core.test.fakes import FakeSurroundings, FakeWorkers, ManualClock, settle
-from xinference.errors import InvalidRequest
+from xinference.errors import InvalidRequest, NoReplicaAvailable
 
 LIMITS = RelaunchLimits(max_restarts=2, window_seconds=600.0, first_wait_seconds=0.5, longest_wait_seconds=30.0)
 
@@ -152,6 +152,20 @@ async def test_a_relaunch_that_fails_counts_as_an_end() -> None:
     await kept.clock.move(1000.0)
     assert kept.state() is ReplicaState.FAILED
     assert "3 times" in (kept.keeper.cause or "")
+    await kept.stop()
+    kept.assert_nothing_is_held()
+
+
+async def test_a_replica_without_a_place_waits_for_one_and_this_is_no_failure() -> None:
+    kept = await Kept().ready()
+    kept.surroundings.refusal = NoReplicaAvailable("no worker has joined")
+    await kept.fail_and_wait(5000.0)
+    assert kept.state() is ReplicaState.FAILED
+    assert kept.surroundings.changes[-1] == ("failed", "waiting for a place: no worker has joined")
+    assert len(kept.workers.orders) == 1
+    kept.surroundings.refusal = None
+    await kept.clock.move(0.6)
+    assert kept.state() is ReplicaState.READY
     await kept.stop()
     kept.assert_nothing_is_held()
 

@@ -1,0 +1,181 @@
+"""Workers in processes of their own: killed, stopped and started again; and strangers that knock."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest_asyncio
+
+from xinference.core.cluster import start_supervisor
+from xinference.core.test.clusters import Cluster, settings_in, spec, until
+
+STRANGER = """
+import asyncio, os, sys
+if sys.argv[2] == "none":
+    os.environ.pop("XOSCAR_AUTH_KEY", None)
+else:
+    os.environ["XOSCAR_AUTH_KEY"] = sys.argv[2]
+import xoscar as xo
+
+class Bomb:
+    def __reduce__(self):
+        return (open, (sys.argv[3], "w"))
+
+async def main():
+    ref = await xo.actor_ref(address=sys.argv[1], uid="supervisor")
+    print(await ref.route_table(Bomb()))
+
+async def limited():
+    try:
+        await asyncio.wait_for(main(), 10)
+    except BaseException as error:
+        print("refused", type(error).__name__)
+
+asyncio.run(limited())
+"""
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """A supervisor in this process; workers come as processes."""
+    settings = settings_in(tmp_path)
+    local = await start_supervisor(settings)
+    try:
+        yield Cluster(local, settings)
+    finally:
+        await local.stop(0.0)
+
+
+@asynccontextmanager
+async def worker_process(cluster: Cluster) -> AsyncIterator[psutil.Process]:
+    """A worker process, in the cluster; ended on every way out."""
+    folder = cluster.settings.shm_dir.parent
+    before = len(await cluster.supervisor.workers())
+    environment = {name: value for name, value in os.environ.items() if name != "XOSCAR_DIR"}  # a directory for each process
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "xinference.core.test.worker_main", str(folder), cluster.local.address, env=environment
+    )
+    try:
+
+        async def joined() -> bool:
+            return len(await cluster.supervisor.workers()) > before
+
+        await until(joined)
+        yield psutil.Process(process.pid)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 20)
+        except TimeoutError:
+            process.kill()
+            raise
+
+
+def tree(worker: psutil.Process) -> list[psutil.Process]:
+    return list(worker.children(recursive=True))
+
+
+async def all_gone(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+async def test_a_worker_that_is_killed_takes_its_engines_along_and_its_replicas_come_up_on_the_next_one(cluster: Cluster) -> None:
+    async with worker_process(cluster) as first:
+        assert await cluster.launch() == "ready"
+        before = await cluster.replica("m-0")
+        family = tree(first)
+        assert len(family) >= 4
+        first.kill()
+        await until(lambda: all_gone(family), seconds=5.0)
+        lost = await cluster.until_state("lost", "m-0")
+        assert "has not been heard of" in lost["cause"]
+        assert (await cluster.supervisor.describe_model("m"))["state"] == "unavailable"
+        assert cluster.files() != []
+    async with worker_process(cluster):
+        after = await cluster.until_state("ready", "m-0")
+        assert after["incarnation"] != before["incarnation"]
+        await cluster.until_state("ready", "m-1")
+        assert len([name for name in cluster.files() if name.endswith(".seg")]) == 2  # the dead worker's were swept
+        await cluster.supervisor.terminate_model("m", 0.0)
+        assert cluster.files() == []
+
+
+async def test_a_worker_that_is_stopped_orderly_leaves_nothing_and_its_model_moves(cluster: Cluster) -> None:
+    async with worker_process(cluster) as first, worker_process(cluster) as second:
+        assert await cluster.launch() == "ready"
+        places = {replica["replica_uid"]: replica["worker_id"] for replica in await cluster.supervisor.list_replicas("m")}
+        assert len(set(places.values())) == 2
+        first.terminate()
+
+        async def all_on_the_other() -> bool:
+            replicas: list[dict[str, Any]] = await cluster.supervisor.list_replicas("m")
+            return len({r["worker_id"] for r in replicas}) == 1 and all(r["state"] == "ready" for r in replicas)
+
+        await until(all_on_the_other)
+        workers = {name.split(".")[1] for name in cluster.files()}
+        assert workers == {(await cluster.replica("m-0"))["worker_id"]}
+        assert second.is_running()
+        await cluster.supervisor.terminate_model("m", 0.0)
+    assert cluster.files() == []
+
+
+async def test_a_worker_that_was_away_and_returns_gives_up_what_is_not_wanted_any_more(cluster: Cluster) -> None:
+    async with worker_process(cluster) as worker:
+        assert await cluster.launch(replica=1, enable_xavier=False, xavier_cpu_cache_bytes=None) == "ready"
+        family = [process for process in tree(worker) if "fake.server" in " ".join(process.cmdline())]
+        worker.suspend()
+        await cluster.until_state("lost", "m-0")
+        await cluster.supervisor.terminate_model("m", 0.0)
+        worker.resume()
+        await until(lambda: all_gone(family))
+
+        async def back() -> bool:
+            return bool(await cluster.supervisor.ready())
+
+        await until(back)
+        assert await cluster.launch() == "ready"
+        await cluster.supervisor.terminate_model("m", 0.0)
+
+
+async def test_a_stranger_without_the_key_or_with_a_wrong_one_runs_nothing_and_stops_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    async with worker_process(cluster):
+        for key in ("none", "wrong"):
+            trace = tmp_path / f"trace-{key}"
+            stranger = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", STRANGER, cluster.local.address, key, str(trace), stdout=asyncio.subprocess.PIPE
+            )
+            output, _ = await asyncio.wait_for(stranger.communicate(), 40)
+            assert output.startswith(b"refused"), output
+            assert not trace.exists()
+        key = os.environ["XOSCAR_AUTH_KEY"]
+        trace = tmp_path / "trace-right"
+        friend = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STRANGER, cluster.local.address, key, str(trace), stdout=asyncio.subprocess.PIPE
+        )
+        await asyncio.wait_for(friend.communicate(), 40)
+        assert trace.exists()  # so the two above were refused for their keys
+        assert len(await cluster.supervisor.workers()) == 1
+
+
+async def test_a_supervisor_that_is_away_is_joined_again_by_its_worker(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    first = await start_supervisor(settings)
+    port = int(first.address.rsplit(":", 1)[1])
+    cluster = Cluster(first, settings)
+    async with worker_process(cluster):
+        await first.stop(0.0)
+        second = await start_supervisor(settings_in(tmp_path, supervisor_port=port))
+        try:
+            cluster = Cluster(second, settings)
+            await until(second.supervisor.ready)
+            assert (await cluster.supervisor.plan_model(spec()))["replicas"]
+        finally:
+            await second.stop(0.0)

@@ -1,13 +1,17 @@
 """Sphinx settings. The same sources are translated later, so message catalogues follow the pages one to one."""
 
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "xinference"
 author = "the xinference developers"
-copyright = author  # noqa: A001  (Sphinx's name)
+copyright = author
 release = installed_version("xinference")
 version = release
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["generated"]
 html_theme = "pydata_sphinx_theme"
 html_title = "xinference"
 html_show_sourcelink = False
@@ -17,4 +21,3 @@ gettext_compact = False
 gettext_uuid = False
 gettext_location = False
 locale_dirs = ["locale/"]
-autodoc_typehints = "description"

@@ -45,6 +45,7 @@ _SOURCE_TEXT: Final = {
 _BOUNDS: Final = (
     (f"{XAVIER}.config", "FILLING_MAX_BLOCKS", "blocks on their way into a replica's CPU tier at once"),
     (f"{XAVIER}.config", "LOCK_WAIT_SECONDS", "how long a relaunched replica waits for its predecessor's lock"),
+    (f"{XAVIER}.config", "CONTROL_LOCK_WAIT_SECONDS", "the same for a control page"),
     (f"{XAVIER}.config", "STALE_AGE_SECONDS", "age from which a file without an owner is reported as left behind"),
     (f"{XAVIER}.connector.engine", "DRAIN_SECONDS", "how long a shutdown waits for saves that are under way"),
     (f"{XAVIER}.connector.lookup", "MAX_RUNS", "runs of blocks, each in another slab, that one load may consist of"),

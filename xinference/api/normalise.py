@@ -31,6 +31,7 @@ ENGINE_FAILED: Final = "the engine failed on this request; the server's log has 
 REPLICA_DIED: Final = "the replica that was answering died; the answer is incomplete"
 
 _PARAMETER_SUFFIX: Final = re.compile(r"\s*\(parameter=[\w.]+(?:, value=.*)?\)\s*$", re.DOTALL)
+_VALIDATION: Final = re.compile(r"""\d+ validation errors?:.*?'msg': (?:'([^']*)'|"([^"]*)")""", re.DOTALL)
 _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):.*?(?=\n\S+(?:Error|Exception)\b|\Z)", re.DOTALL)
 _FRAME: Final = re.compile(r'\n?[ \t]*File "[^"\n]*", line \d+(?:, in [^\n]*)?(?:\n[ \t]+[^\n]*)?')
 _ADDRESS: Final = re.compile(r"\b0x[0-9a-fA-F]{4,}\b")
@@ -111,8 +112,8 @@ def _classify(status: int, message: str, param: str | None, kind: Kind) -> Refus
 
 
 def _client_error(status: int, message: str, param: str | None, kind: Kind) -> XinferenceError:
-    text = sanitise(_PARAMETER_SUFFIX.sub("", message)) or "the engine refused the request"
     field = _field(param)
+    text = sanitise(_words(_PARAMETER_SUFFIX.sub("", message), field)) or "the engine refused the request"
     if status in (401, 403, 407):
         # The client's key was accepted here; that the replica refuses ours is a fault of this server.
         return InternalError(ENGINE_FAILED)
@@ -130,6 +131,15 @@ def _client_error(status: int, message: str, param: str | None, kind: Kind) -> X
     if _CONTEXT.search(message):
         return ContextLengthExceeded(text, param=kind.prompt_field)
     return InvalidRequest(text, param=field)
+
+
+def _words(message: str, field: str | None) -> str:
+    """The reason of a validation error, which comes as a printed dictionary together with the value that was refused."""
+    found = _VALIDATION.match(message)
+    if found is None:
+        return message
+    reason = found[1] or found[2] or ""
+    return f"'{field}': {reason[:1].lower()}{reason[1:]}" if field else reason
 
 
 def _not_served(kind: Kind) -> str:

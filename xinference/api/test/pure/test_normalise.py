@@ -74,6 +74,15 @@ def test_the_engines_words_reach_the_client_without_its_own_suffix() -> None:
     assert message.endswith("Please reduce the length of the input prompt.")
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [("'Input should be a valid integer'", "input should be a valid integer"), ('"It\'s too long"', "it's too long")],
+)
+def test_a_validation_error_gives_its_reason_and_not_the_value(reason: str, expected: str) -> None:
+    message = f"2 validation errors:\n  {{'type': 'x', 'loc': 'body.seed', 'msg': {reason}, 'input': 'swordfish'}}\n  {{'msg': 'other'}}"
+    assert refusal(400, body(message, "Bad Request", "body.seed"), CHAT).error.message == f"'seed': {expected}"
+
+
 def test_a_fault_of_the_engine_says_nothing_of_its_inside() -> None:
     error = refusal(500, body("CUDA error in /opt/secret/kernel.cu at 0x7f00deadbeef", "InternalServerError", None, 500), CHAT).error
     assert "secret" not in error.message

@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.report import keep
@@ -75,14 +76,14 @@ def measure_lookups(reader: SegmentReader, chains: list[list[BlockKey]], draw: r
         "prefix_512_half": timed([prefix(half[index % len(half)], 512, 256) for index in order]),
         "prefix_512_none": timed([prefix(absent[index % 200], 512, 0) for index in order]),
         "prefix_32_all": timed([prefix(chains[index], 32, 32) for index in order]),
-        "find_one": timed([lambda key=chains[index][index % 512]: reader.find(key, EPOCH) for index in order]),
+        "find_one": timed([partial(reader.find, chains[index][index % 512], EPOCH) for index in order]),
     }
 
 
 def measure_changes(tier: CpuTier, chains: list[list[BlockKey]], draw: random.Random) -> dict[str, dict[str, float]]:
     """On a full tier, where each new block pushes another out: whole cycles, and their two halves, in runs of 64 blocks."""
     fresh = [draw_chain(draw, RUN_BLOCKS) for _ in range(600)]
-    cycles = timed([lambda chain=chain: save(tier, chain) for chain in fresh[:300]], RUN_BLOCKS)
+    cycles = timed([partial(save, tier, chain) for chain in fresh[:300]], RUN_BLOCKS)
     reserved: list[tuple[list[BlockKey], list[int]]] = []
 
     def reserve(chain: list[BlockKey]) -> None:
@@ -93,13 +94,16 @@ def measure_changes(tier: CpuTier, chains: list[list[BlockKey]], draw: random.Ra
         for index, place in enumerate(places):
             tier.publish(place, chain[index], chain[index - 1] if index else None)
 
+    def pin_and_unpin(chain: list[BlockKey]) -> None:
+        tier.unpin(tier.pin(chain[:RUN_BLOCKS]))
+
     reserves: list[dict[str, float]] = []
     publishes: list[dict[str, float]] = []
     for start in range(300, 600, 10):  # few at once: what is on its way is bounded
-        reserves.append(timed([lambda chain=chain: reserve(chain) for chain in fresh[start : start + 10]], RUN_BLOCKS))
+        reserves.append(timed([partial(reserve, chain) for chain in fresh[start : start + 10]], RUN_BLOCKS))
         publishes.append(timed([publish] * 10, RUN_BLOCKS))
-    touched = timed([lambda chain=chain: tier.touch(chain) for chain in chains[-200:]], CHAIN_BLOCKS)
-    pinned = timed([lambda chain=chain: tier.unpin(tier.pin(chain[:RUN_BLOCKS])) for chain in chains[-200:]], RUN_BLOCKS)
+    touched = timed([partial(tier.touch, chain) for chain in chains[-200:]], CHAIN_BLOCKS)
+    pinned = timed([partial(pin_and_unpin, chain) for chain in chains[-200:]], RUN_BLOCKS)
     return {
         "admit_and_evict": cycles,
         "reserve": {name: statistics.median(part[name] for part in reserves) for name in reserves[0]},

@@ -70,7 +70,8 @@ class Served:
             return await self._stream(direct, "http://engine", body, headers)
 
     async def _stream(self, session: aiohttp.ClientSession, base: str, body: dict[str, Any], headers: dict[str, str]) -> Answer:
-        first, text, usage, extra = None, "", {}, {}
+        first: float | None = None
+        text, usage, extra = "", dict[str, Any](), dict[str, Any]()
         begin = time.perf_counter()
         async with session.post(base + "/v1/completions", json=body, headers=headers) as response:
             if response.status != 200:

@@ -19,8 +19,8 @@ from xinference.model.llm.vllm.xavier.directory.names import unfinished_path, un
 from xinference.model.llm.vllm.xavier.errors import SegmentRefused, SharedMemoryFull
 
 _POLL_SECONDS = 0.005
-# O_NONBLOCK: opening a FIFO of that name must not hang.
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# O_NONBLOCK: opening a FIFO of that name must not hang. (Python opens everything close-on-exec.)
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FileLock:

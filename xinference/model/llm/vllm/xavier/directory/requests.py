@@ -9,6 +9,7 @@ Times are microseconds of CLOCK_MONOTONIC, which all processes of a host share; 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from struct import Struct
 
 SOURCES = ("local", "peer_gpu", "gpu_tier", "cpu_tier", "peer_cpu", "remote", "handed_over", "computed")
@@ -28,8 +29,8 @@ END = FIRST_TIME + len(TIMES)
 ENTRY_FORMAT = f"requests:{END}:{','.join(SOURCES)}:{','.join(STATES)}:{','.join(TIMES)}"
 
 _CHECK_BASE = 0xD1B54A32D192ED03
-# Odd multiples of one odd constant: each word's place in the record matters.
-_FACTORS = tuple((0x9E3779B97F4A7C15 * (2 * index + 1)) & _MASK for index in range(RECORD_WORDS))
+# One random odd factor a word. Multiples of one constant would not do: small changes of several words could cancel out.
+_FACTORS = tuple(int.from_bytes(blake2b(b"request word %d" % index, digest_size=8).digest(), "little") | 1 for index in range(RECORD_WORDS))
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,6 @@ class RequestRing:
         update = self._cursor[0] + 1
         values = _pack(entry, update)
         base = slot % self._num_records * RECORD_WORDS
-        self._words[base] = 0
         for offset in range(1, END):
             self._words[base + offset] = values[offset] & _MASK
         self._words[base] = _check(values)

@@ -194,7 +194,6 @@ def test_a_forked_child_does_not_keep_the_lock(directory: Path) -> None:
     child = os.fork()
     if child == 0:
         os.close(writing)
-        segment.close(unlink=True)  # in the child this must do nothing
         os.read(reading, 1)
         os._exit(0)
     try:
@@ -208,13 +207,15 @@ def test_a_forked_child_does_not_keep_the_lock(directory: Path) -> None:
         os.waitpid(child, 0)
 
 
-def test_a_forked_child_does_not_unlock_its_parents_segment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_does_not_unlock_or_remove_its_parents_segment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xinference.model.llm.vllm.xavier.directory.segment.LOCK_WAIT_SECONDS", 0.0)
     segment = open_segment(directory)
     child = os.fork()
     if child == 0:
+        segment.close(unlink=True)  # not the child's to close
         os._exit(0)
     os.waitpid(child, 0)
+    assert os.listdir(directory) == [SEGMENT_NAME]
     with pytest.raises(SegmentRefused, match="locked by a live process"):
         open_segment(directory)
     fill(segment, 0, key(1))

@@ -14,6 +14,7 @@ from xinference.model.llm.vllm.xavier.directory.control import (
 )
 from xinference.model.llm.vllm.xavier.errors import ControlPageRefused
 
+SLOT = 8256  # where the first state lies
 STATE = ControlState(3, (PeerEntry("w1", "m-0", 0xFFFF_FFFF_FFFF_FFFF), PeerEntry("w1", "m-1", 1)), True)
 
 
@@ -107,19 +108,36 @@ def test_what_is_not_a_control_page_is_refused(path: str, raw: bytes) -> None:
         ControlPageReader.open(path)
 
 
-@given(offset=st.integers(8, 600), change=st.integers(1, 255))
+@given(offset=st.one_of(st.integers(0, 23), st.integers(SLOT, SLOT + 200)), change=st.integers(1, 255))
 def test_a_damaged_page_is_refused_or_unchanged(offset: int, change: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("page") / "xinference.w1.m-0.ctl"
     writer = ControlPageWriter.create(str(path), STATE)
     raw = bytearray(path.read_bytes())
+    used = SLOT + 16 + len(STATE.to_wire())
     raw[offset] ^= change
     writer.close()
     path.write_bytes(raw)
-    try:
-        reader = ControlPageReader.open(str(path))
-    except ControlPageRefused:
-        return
-    assert reader.state == STATE
+    if 16 <= offset < SLOT or offset >= used:  # nobody looks there
+        assert ControlPageReader.open(str(path)).state == STATE
+    else:
+        with pytest.raises(ControlPageRefused):
+            ControlPageReader.open(str(path))
+
+
+def test_a_state_that_was_overwritten_while_it_was_read_is_read_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = ControlPageWriter.create(path)
+    reader = ControlPageReader.open(path)
+    writer.write(ControlState(1))
+    find_slot = control._slot
+
+    def be_overtaken(sequence: int) -> int:
+        monkeypatch.setattr(control, "_slot", find_slot)
+        writer.write(ControlState(2))
+        writer.write(ControlState(3))
+        return find_slot(sequence)
+
+    monkeypatch.setattr(control, "_slot", be_overtaken)
+    assert reader.poll() == ControlState(3)
 
 
 @pytest.mark.parametrize(

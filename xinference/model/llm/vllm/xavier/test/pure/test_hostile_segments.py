@@ -219,6 +219,15 @@ def test_directories_links_pipes_and_sockets_are_refused(tmp_path: Path) -> None
             SegmentWriter.open(str(tmp_path / name), small(), incarnation=1, epoch=1)
 
 
+def test_a_link_to_a_good_segment_is_refused(tmp_path: Path, image: bytes) -> None:
+    (tmp_path / "good").write_bytes(image)
+    (tmp_path / SEGMENT_NAME).symlink_to(tmp_path / "good")
+    with pytest.raises(SegmentRefused, match="cannot be opened"):
+        SegmentReader.open(str(tmp_path / SEGMENT_NAME), expected_incarnation=None)
+    with pytest.raises(SegmentRefused, match="cannot be opened"):
+        open_segment(tmp_path)
+
+
 def test_another_users_file_is_neither_read_nor_adopted(tmp_path: Path, image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / SEGMENT_NAME
     path.write_bytes(image)

@@ -83,6 +83,20 @@ def test_a_record_with_any_word_changed_is_skipped(offset: int, change: int) -> 
     assert log.since(0)[0] in ([], [entry(ONE, queued_us=1)])
 
 
+@given(st.integers(0, 22), st.lists(st.integers(0, 9), min_size=8, max_size=8), st.integers(0, 9))
+def test_a_record_caught_between_two_updates_is_skipped(num_stored: int, tokens: list[int], output: int) -> None:
+    ring, log, words = make()
+    slot = ring.write(entry(ONE))
+    old = list(words[:RECORD_WORDS])
+    ring.update(slot, RequestEntry(ONE, "first_token", sum(tokens), tuple(tokens), output_tokens=output, first_token_us=output))
+    new = list(words[:RECORD_WORDS])
+    words[1 : 1 + num_stored] = memoryview(array("Q", new[1 : 1 + num_stored]))
+    words[1 + num_stored : RECORD_WORDS] = memoryview(array("Q", old[1 + num_stored :]))
+    for check, whole in ((old[0], old), (new[0], new)):
+        words[0] = check
+        assert (log.find(ONE) != []) == (list(words[:RECORD_WORDS]) == whole)
+
+
 def test_a_record_whose_writer_died_half_way_is_skipped() -> None:
     ring, log, words = make()
     ring.write(entry(ONE))

@@ -5,7 +5,7 @@ from typing import NoReturn
 import pytest
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
-from xinference.model.llm.vllm.xavier.directory import layout
+from xinference.model.llm.vllm.xavier.directory import files, layout
 from xinference.model.llm.vllm.xavier.directory import segment as segment_module
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
@@ -187,6 +187,32 @@ def test_a_live_owner_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not refusal.value.permanent
     segment.close()
     open_segment(tmp_path).close()
+
+
+def test_a_live_owner_that_adopted_is_not_adopted_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_module, "LOCK_WAIT_SECONDS", 0.0)
+    open_segment(tmp_path).close()
+    open_segment(tmp_path, incarnation=8)
+    with pytest.raises(SegmentRefused, match="locked by a live process"):
+        open_segment(tmp_path, incarnation=9)
+
+
+def test_a_file_replaced_while_its_lock_was_taken_is_not_the_one_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_segment(tmp_path).close()
+    flock, others = files.fcntl.flock, []
+
+    def be_overtaken(fd: int, operation: int) -> None:
+        monkeypatch.setattr(files.fcntl, "flock", flock)
+        os.unlink(tmp_path / SEGMENT_NAME)
+        others.append(open_segment(tmp_path, incarnation=9))
+        flock(fd, operation)
+
+    monkeypatch.setattr(segment_module, "LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(files.fcntl, "flock", be_overtaken)
+    with pytest.raises(SegmentRefused, match="locked by a live process"):
+        open_segment(tmp_path, incarnation=8)
+    others[0].close()
+    open_segment(tmp_path, incarnation=8).close()
 
 
 def test_a_successor_adopts_what_its_predecessor_published(tmp_path: Path) -> None:

@@ -137,6 +137,8 @@ def test_a_block_published_before_the_one_it_follows_is_refused_with_all_that_fo
     reserved = tier.reserve(ReserveRequest(None, CHAIN[:3]))
     assert not tier.publish(reserved.places[1], CHAIN[1], CHAIN[0])
     tier.check()
+    assert tier.holds(CHAIN[0])
+    assert not tier.holds(CHAIN[2])
     assert not tier.publish(reserved.places[2], CHAIN[2], CHAIN[1])
     assert segment.counters.value("drops_parent") == 2
     assert tier.publish(reserved.places[0], CHAIN[0], None)
@@ -269,12 +271,21 @@ def test_content_never_offered_before_does_not_displace_what_was_reused(tmp_path
     assert tier.prefix(good, 0, 4) == 4
 
 
+def test_what_was_offered_is_remembered_and_known_when_it_is_offered_again(tmp_path: Path) -> None:
+    book, doorkeeper = PlacementBook(4), Doorkeeper(4)
+    tier = CpuTier(open_segment(tmp_path, small(num_places=4)), book, doorkeeper)
+    save(tier, CHAIN[:2])
+    assert doorkeeper.num_seen(CHAIN) == 2
+    assert [book.view(place).reused for place in (0, 1)] == [False, False]
+
+
 def test_a_successor_rebuilds_the_tier_with_its_chains(tmp_path: Path) -> None:
     tier, segment = make(tmp_path)
     save(tier, CHAIN[:3])
     segment.close()
-    second, _ = make(tmp_path, incarnation=8)
+    second, adopting = make(tmp_path, incarnation=8)
     second.check()
+    assert len(adopting.adopted) == 0  # entered, and the list let go
     assert second.prefix(CHAIN, 0, 9) == 3
     assert second.used_blocks == 3
     save(second, keys([50, 51]))

@@ -94,7 +94,7 @@ class Engine:
             control=control,
             rates=MeasuredRates(),
         )
-        logger.info("segment %s: %s places of %s bytes, %s adopted", path, geometry.num_places, geometry.place_bytes, len(segment.adopted))
+        logger.info("segment %s: %s places of %s bytes, %s adopted", path, geometry.num_places, geometry.place_bytes, tier.used_blocks)
         return cls(config, tokens_per_block, state, Copier(config, state, clock), clock)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from xinference.core.machine import Machine
 from xinference.core.orders import ReplicaOrder
+from xinference.core.request_legs import cached_tokens, merge
 from xinference.model.llm.vllm.xavier.directory.names import parse_name
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.requests import SOURCES, RequestEntry
@@ -14,8 +15,6 @@ from xinference.model.llm.vllm.xavier.errors import XavierError
 
 POLL_SECONDS = 0.002  # while somebody waits for a record: a look costs some microseconds
 CONFIRM_POLL_SECONDS = 0.02
-# What is not taken from a cache of any kind.
-NOT_CACHED = ("handed_over", "computed")
 
 
 class CacheView:
@@ -67,6 +66,8 @@ class CacheView:
     async def wait_request(self, request: str, wait_seconds: float) -> dict[str, Any] | None:
         """The record of a request whose accounting is fixed, or None if there is none within the time.
 
+        A request with several prompts or choices has several; see ``request_legs``. All of them are there before its answer ends.
+
         Args:
             request: 32 hex digits, as the route drew them.
         """
@@ -75,19 +76,24 @@ class CacheView:
         while True:
             reader = self._open()
             entries = reader.find_request(key) if reader is not None else []
-            if entries and entries[-1].state != "running":
-                return self._as_record(entries[-1])
+            if entries and all(entry.state != "running" for entry in entries):
+                return merge([self._as_record(entry) for entry in entries])
             if time.monotonic() >= deadline:
                 return None
             await asyncio.sleep(POLL_SECONDS)
 
     def recent(self, limit: int) -> list[dict[str, Any]]:
-        """The newest records, newest first."""
+        """The newest records, newest first; one for each request, however many prompts or choices it has."""
         reader = self._open()
         if reader is None or limit <= 0:
             return []
         entries, _ = reader.requests_since(0)
-        return [self._as_record(entry) for entry in reversed(entries[-limit:])]
+        legs: dict[bytes, list[RequestEntry]] = {}
+        for entry in entries:
+            # Where the latest change of a request is, is its place in the order.
+            legs[entry.request] = [*legs.pop(entry.request, ()), entry]
+        newest = list(legs.values())[-limit:]
+        return [merge([self._as_record(entry) for entry in some]) for some in reversed(newest)]
 
     def close(self) -> None:
         if self._reader is not None:
@@ -104,7 +110,8 @@ class CacheView:
             "prompt_tokens": entry.prompt_tokens,
             "output_tokens": entry.output_tokens,
             "sources": sources,
-            "cached_tokens": sum(tokens for source, tokens in sources.items() if source not in NOT_CACHED),
+            "cached_tokens": cached_tokens(sources),
+            "pre_clear_tokens": entry.pre_clear_tokens,
             "recomputed_tokens": entry.recomputed_tokens,
             "times": {
                 "queued": _unix(entry.queued_us),

@@ -8,10 +8,13 @@ class Changes:
 
     One event loop only. Waiters come back with the present version; what changed is theirs to look up, so no change is queued anywhere
     and a slow waiter costs nothing.
+
+    Args:
+        version: where to begin.
     """
 
-    def __init__(self) -> None:
-        self.version = 1
+    def __init__(self, version: int = 1) -> None:
+        self.version = version
         self._waiters: set[asyncio.Future[None]] = set()
 
     def bump(self) -> None:

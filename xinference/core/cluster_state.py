@@ -17,6 +17,7 @@ from xinference.core.states import ENDED, ModelState
 from xinference.core.topology import Snapshot
 from xinference.errors import ModelNotFound, NotFound
 
+VERSION_BITS = 20  # changes within a second of a supervisor's start, after which the next start's versions might be older
 MAX_ENDED = 32  # failed and cancelled launches that stay listed, and histories of terminated models, each
 
 
@@ -26,15 +27,23 @@ class ClusterState:
 
     Args:
         host: identity of the supervisor's own shared memory: replicas are reached from here.
+        incarnation: number of this supervisor's start, drawn at random.
+        routes, controls: their versions begin with the time, so that those of a supervisor that was started anew are newer than its
+            predecessor's: workers and APIs drop what is older than what they have.
     """
 
     roster: Roster
     clock: Clock
     host: str
+    incarnation: int = 0
     deployments: dict[str, Deployment] = field(default_factory=dict)
     histories: OrderedDict[str, EventLog] = field(default_factory=OrderedDict)
-    routes: Changes = field(default_factory=Changes)
-    controls: Changes = field(default_factory=Changes)
+    routes: Changes = field(init=False)
+    controls: Changes = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = int(self.clock.wall()) << VERSION_BITS
+        self.routes, self.controls = Changes(first), Changes(first)
 
     def deployment(self, model_uid: str) -> Deployment:
         """Raises ModelNotFound."""

@@ -168,6 +168,13 @@ class WorkerHost:
     def reports(self) -> list[ReplicaReport]:
         return [slot.report for slot in self._slots.values()]
 
+    def running(self) -> list[dict[str, Any]]:
+        """Order, report and control state of every replica, as wire dicts."""
+        return [
+            {"order": slot.order.to_wire(), "report": slot.report.to_wire(), "control": slot.control.to_wire()}
+            for slot in self._slots.values()
+        ]
+
     async def stop(self, grace_seconds: float) -> None:
         """Remove every replica and everything of this worker on the machine. Idempotent."""
         self._closed = True

@@ -116,6 +116,13 @@ class ReplicaKeeper:
         self._task = asyncio.create_task(self._run(self._first))
         return self._first
 
+    def adopt(self, report: ReplicaReport) -> None:
+        """Go on with a replica that serves already, instead of starting one."""
+        self.report = report
+        self.state = ReplicaState.READY
+        self._taken.hold(self._steps())
+        self.start()
+
     def take_report(self, report: ReplicaReport) -> None:
         """What the replica's worker says. Reports about other engine starts are dropped."""
         if report.incarnation != self.report.incarnation or self._ended is None:
@@ -167,6 +174,8 @@ class ReplicaKeeper:
                 end = await self._live(first)
                 self._keep_cache = True
                 await self._taken.release()
+                if self.stopping:
+                    return
                 if not first.done():
                     first.set_exception(ReplicaEnded(f"replica {self.uid}: {end.text}"))
                     first.exception()  # seen by whoever started the keeper; asyncio need not complain otherwise
@@ -188,18 +197,13 @@ class ReplicaKeeper:
         """One engine start, from its first step to its end."""
         loop = asyncio.get_running_loop()
         self._ready, self._ended = loop.create_future(), loop.create_future()
-        incarnation = secrets.randbits(64) or 1
-        self.report = ReplicaReport("", self.uid, incarnation, ReplicaState.CREATING.value, log_next=self.report.log_next)
         self._grace_seconds = 0.0
         try:
-            await self._taken.run(
-                [
-                    Step("reserve", self._reserve, self._unreserve),
-                    Step("create", self._create, self._remove),
-                    Step("load", self._load),
-                ]
-            )
-            self._move(ReplicaEvent.BECAME_READY, "ready")
+            if self.state is not ReplicaState.READY:  # it is when it was adopted
+                incarnation = secrets.randbits(64) or 1
+                self.report = ReplicaReport("", self.uid, incarnation, ReplicaState.CREATING.value, log_next=self.report.log_next)
+                await self._taken.run(self._steps())
+                self._move(ReplicaEvent.BECAME_READY, "ready")
             if not first.done():
                 first.set_result(None)
             self._keep_cache = True
@@ -213,6 +217,13 @@ class ReplicaKeeper:
         event = {Cause.LOST: ReplicaEvent.WORKER_LOST, Cause.RESTART: ReplicaEvent.STOP}.get(end.cause, ReplicaEvent.FAIL)
         self._move(event, end.text, cause=end.text)
         return end
+
+    def _steps(self) -> list[Step]:
+        return [
+            Step("reserve", self._reserve, self._unreserve),
+            Step("create", self._create, self._remove),
+            Step("load", self._load),
+        ]
 
     async def _pause(self, end: End) -> None:
         """Wait before the next start: not at all after a restart on request, and until one when it ended too often."""

@@ -9,6 +9,7 @@ cannot be promised the same device.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from xinference.core.cluster_state import ClusterState
@@ -79,7 +80,8 @@ class DeploymentSurroundings:
         self._state.roster.release(replica_uid)
 
     def order(self, placement: Placement, incarnation: int, log_start: int) -> ReplicaOrder:
-        return order_for(self._deployment, placement, incarnation, log_start, self._launch_seconds)
+        made = order_for(self._deployment, placement, incarnation, self._launch_seconds)
+        return replace(made, log_start=log_start, issued_by=self._state.incarnation)
 
     def control(self, replica_uid: str, incarnation: int) -> Control:
         for control in self._state.controls_of(self._deployment):
@@ -108,7 +110,7 @@ STAGE_OF = {
 }
 
 
-def order_for(d: Deployment, placement: Placement, incarnation: int, log_start: int, launch_seconds: float) -> ReplicaOrder:
+def order_for(d: Deployment, placement: Placement, incarnation: int, launch_seconds: float) -> ReplicaOrder:
     """What a worker is told about one engine start of this deployment."""
     spec, plan = d.spec, d.plan
     index = next((i for i, p in enumerate(plan.replicas) if p.replica_uid == placement.replica_uid), None)
@@ -132,8 +134,8 @@ def order_for(d: Deployment, placement: Placement, incarnation: int, log_start: 
         engine_config=config,
         envs=spec.envs,
         cache=cache,
-        log_start=log_start,
         num_threads=plan.num_threads,
+        model={"spec": spec.to_wire(), "facts": d.facts.to_wire(), "plan": plan.to_wire(), "created": d.created},
     )
 
 
@@ -159,7 +161,7 @@ class Launcher:
         plan = plan_launch(spec, model_uid, facts, self._state.snapshot())
         d = Deployment(model_uid, spec, facts, plan, self._state.clock.wall())
         first = plan.replicas[0]
-        command = await self._workers.command(first.worker_id, order_for(d, first, 1, 0, self._settings.launch_seconds))
+        command = await self._workers.command(first.worker_id, order_for(d, first, 1, self._settings.launch_seconds))
         return {**plan.to_wire(), "command": command}
 
     async def launch(self, body: dict[str, Any]) -> Deployment:

@@ -1,7 +1,7 @@
 """Workers come, report, fall silent and come back: what that means for the replicas they run."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from xinference.core.cluster_state import ClusterState
 from xinference.core.orders import ReplicaReport
@@ -10,11 +10,18 @@ from xinference.core.states import HELD
 from xinference.core.topology import HostFacts
 
 
+class Adopter(Protocol):
+    """Takes over what a worker runs by the order of a former supervisor."""
+
+    def adopt(self, member: Member, running: list[dict[str, Any]]) -> None: ...
+
+
 class Membership:
     """Takes in registrations and heartbeats. Everything a heartbeat says is a whole state, so a lost one does no harm."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, adopter: Adopter) -> None:
         self._state = state
+        self._adopter = adopter
 
     def register(self, worker: dict[str, Any]) -> dict[str, Any]:
         """A worker joins, or joins again."""
@@ -28,6 +35,7 @@ class Membership:
         joined = self._state.roster.register(member)
         if joined.replaced is not None:
             self._lose(joined.replaced, "its worker was started anew")
+        self._adopter.adopt(member, worker["running"])
         return self._answer(member)
 
     def heartbeat(self, beat: dict[str, Any]) -> dict[str, Any]:

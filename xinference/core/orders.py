@@ -27,6 +27,8 @@ class ReplicaOrder:
         log_start: number of the first log line.
         launch_seconds: not ready by then means failed.
         num_threads: compute threads of a CPU engine.
+        issued_by: incarnation of the supervisor.
+        model: spec, facts and plan of the model as wire dicts, for a supervisor that was started anew and knows nothing.
     """
 
     model_uid: str
@@ -46,6 +48,8 @@ class ReplicaOrder:
     cache: CacheOrder | None = None
     log_start: int = 0
     num_threads: int = 1
+    issued_by: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

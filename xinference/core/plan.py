@@ -5,7 +5,7 @@
 Memory is checked here because a launch that does not fit must be refused before any process starts, not die in the kernel's hands.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from xinference.core.placement import Placement, place, replica_uids, wishes_of
@@ -62,6 +62,22 @@ class LaunchPlan:
         """Host memory that one replica will come to take."""
         return _memory_each(self.kv_cache_bytes, self.weights_bytes, self.cache.cpu_cache_bytes if self.cache else 0)
 
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> "LaunchPlan":
+        """Rebuild what ``to_wire`` gave."""
+        return cls(
+            model_uid=wire["model_uid"],
+            replicas=tuple(Placement(**{**replica, "devices": tuple(replica["devices"])}) for replica in wire["replicas"]),
+            kv_bytes_per_token=wire["kv"]["bytes_per_token"],
+            block_size=wire["kv"]["block_size"],
+            max_model_len=wire["max_model_len"],
+            kv_cache_bytes=wire["kv_cache_bytes"],
+            weights_bytes=wire["weights_bytes"],
+            cache=None if wire["xavier"] is None else CachePlan(**wire["xavier"]),
+            arithmetic=wire["arithmetic"],
+            num_threads=wire["num_threads"],
+        )
+
     def to_wire(self) -> dict[str, Any]:
         return {
             "model_uid": self.model_uid,
@@ -77,17 +93,9 @@ class LaunchPlan:
             "kv": {"bytes_per_token": self.kv_bytes_per_token, "block_size": self.block_size, "bytes_per_block": self.bytes_per_block},
             "max_model_len": self.max_model_len,
             "kv_cache_bytes": self.kv_cache_bytes,
-            "xavier": None
-            if self.cache is None
-            else {
-                "cpu_cache_bytes": self.cache.cpu_cache_bytes,
-                "host_total_bytes": self.cache.host_total_bytes,
-                "blocks": self.cache.blocks,
-                "tokens": self.cache.tokens,
-                "file_bytes": self.cache.file_bytes,
-                "book_bytes": self.cache.book_bytes,
-                "arithmetic": self.cache.arithmetic,
-            },
+            "weights_bytes": self.weights_bytes,
+            "num_threads": self.num_threads,
+            "xavier": None if self.cache is None else asdict(self.cache),
             "arithmetic": self.arithmetic,
         }
 

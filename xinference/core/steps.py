@@ -49,6 +49,10 @@ class Taken:
             await self.release()
             raise
 
+    def hold(self, steps: Sequence[Step]) -> None:
+        """Take over steps that somebody else has done."""
+        self._begun.extend(steps)
+
     async def release(self) -> None:
         """Take back everything, newest first. Failures are logged; they never hide the error that led here nor stop the rest."""
         await finish(self._release())

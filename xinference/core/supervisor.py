@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import secrets
 from typing import Any
 
 import xoscar as xo
 
+from xinference.core.adoption import Adoption
 from xinference.core.cache_service import CacheService
 from xinference.core.clock import SystemClock
 from xinference.core.cluster_state import ClusterState
@@ -38,7 +40,7 @@ class SupervisorActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no
         super().__init__()
         read = Settings.model_validate(settings)
         clock = SystemClock()
-        self._state = ClusterState(Roster(read.worker_lost_seconds), clock, host)
+        self._state = ClusterState(Roster(read.worker_lost_seconds), clock, host, secrets.randbits(64) or 1)
         self._fleet = Fleet(self._state.roster)
         limits = RelaunchLimits(max_restarts=read.restarts, window_seconds=read.restart_window_seconds)
 
@@ -48,7 +50,7 @@ class SupervisorActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no
         self._launcher = Launcher(self._state, self._fleet, make_keeper, read)
         self._replicas = ReplicaService(self._state, self._fleet, self._launcher, read.drain_seconds)
         self._cache = CacheService(self._state, self._fleet)
-        self._membership = Membership(self._state)
+        self._membership = Membership(self._state, Adoption(self._state, self._launcher))
         self._heartbeat_seconds = read.heartbeat_seconds
         self._loops: list[asyncio.Task[None]] = []
 

@@ -175,6 +175,7 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
             "incarnation": self._incarnation,
             "address": self.address,
             "facts": self._facts(),
+            "running": self._host.running(),
         }
 
     def _beat(self) -> dict[str, Any]:

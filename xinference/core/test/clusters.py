@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 
 from xinference.core.cluster import LocalCluster, start_local
@@ -131,3 +132,26 @@ async def running_cluster(folder: Path, **changes: Any) -> AsyncIterator[Cluster
     finally:
         await local.stop(2.0)
     cluster.assert_nothing_is_left()
+
+
+@asynccontextmanager
+async def steady_requests(uds: str) -> AsyncIterator[list[int]]:
+    """Requests to one replica, one after the other; the statuses of their answers."""
+    statuses: list[int] = []
+
+    async def work() -> None:
+        async with aiohttp.ClientSession("http://replica", connector=aiohttp.UnixConnector(uds)) as session:
+            while True:
+                async with session.post("/v1/completions", json={"model": "m", "prompt": "a b c", "max_tokens": 2}) as response:
+                    await response.read()
+                    statuses.append(response.status)
+                await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(work())
+    try:
+        yield statuses
+        assert not task.done(), "a request on the other replica failed"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert set(statuses) == {200}

@@ -3,11 +3,13 @@
 import asyncio
 import heapq
 from collections.abc import Callable
+from typing import Any
 
 from xinference.core.errors import Unreachable
 from xinference.core.keeper import ReplicaKeeper
 from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
 from xinference.core.placement import Placement
+from xinference.core.roster import Member
 from xinference.core.topology import DeviceView, HostFacts, ModelFacts, Snapshot, WorkerView
 
 GiB = 1 << 30
@@ -220,6 +222,13 @@ class FakeLeftovers:
 
     async def wait_ended(self, pid: int) -> None:
         self.waited.append(pid)
+
+
+class NoAdopter:
+    """A supervisor that adopts nothing."""
+
+    def adopt(self, member: Member, running: list[dict[str, Any]]) -> None:
+        pass
 
 
 class FakeWorkers:

@@ -1,10 +1,8 @@
 """Processes are killed, stopped and cancelled at every point; the others go on, and nothing is left."""
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from xinference.core.test.clusters import Cluster, running_cluster, until
+from xinference.core.test.clusters import Cluster, running_cluster, spec, steady_requests, until
 
 HANG_SECONDS = 2.0
 
@@ -22,29 +20,6 @@ HANG_SECONDS = 2.0
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with running_cluster(tmp_path, replica_hang_seconds=HANG_SECONDS) as running:
         yield running
-
-
-@asynccontextmanager
-async def steady_requests(uds: str) -> AsyncIterator[list[int]]:
-    """Requests to one replica, one after the other; the statuses of their answers."""
-    statuses: list[int] = []
-
-    async def work() -> None:
-        async with aiohttp.ClientSession("http://replica", connector=aiohttp.UnixConnector(uds)) as session:
-            while True:
-                async with session.post("/v1/completions", json={"model": "m", "prompt": "a b c", "max_tokens": 2}) as response:
-                    await response.read()
-                    statuses.append(response.status)
-                await asyncio.sleep(0.01)
-
-    task = asyncio.create_task(work())
-    try:
-        yield statuses
-        assert not task.done(), "a request on the other replica failed"
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert set(statuses) == {200}
 
 
 async def watcher_of(replica: dict[str, Any]) -> psutil.Process:
@@ -137,8 +112,6 @@ async def test_a_replica_that_keeps_dying_is_given_up_and_the_model_says_so(tmp_
 @pytest.mark.parametrize("stage", ["accepted", "creating", "loading", "replica_ready"])
 async def test_a_launch_cancelled_at_any_stage_leaves_nothing(cluster: Cluster, stage: str) -> None:
     configs = [{}, {"engine_config": {"start_delay_seconds": 60.0}}]
-    from xinference.core.test.clusters import spec
-
     await cluster.supervisor.launch_model(spec(replica_config=configs))
 
     async def reached() -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,9 +12,14 @@ from typing import Any
 
 import psutil
 import pytest_asyncio
+import xoscar as xo
 
+from xinference.core.calls import call
 from xinference.core.cluster import start_supervisor
-from xinference.core.test.clusters import Cluster, settings_in, spec, until
+from xinference.core.cluster_key import use_cluster_key
+from xinference.core.errors import Unreachable
+from xinference.core.supervisor import SUPERVISOR_UID
+from xinference.core.test.clusters import Cluster, settings_in, spec, steady_requests, until
 
 STRANGER = """
 import asyncio, os, sys
@@ -53,21 +59,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 @asynccontextmanager
-async def worker_process(cluster: Cluster) -> AsyncIterator[psutil.Process]:
-    """A worker process, in the cluster; ended on every way out."""
-    folder = cluster.settings.shm_dir.parent
-    before = len(await cluster.supervisor.workers())
+async def process_of(kind: str, folder: Path, where: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A supervisor or worker process; ended on every way out."""
     environment = {name: value for name, value in os.environ.items() if name != "XOSCAR_DIR"}  # a directory for each process
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "xinference.core.test.worker_main", str(folder), cluster.local.address, env=environment
+        sys.executable, "-m", "xinference.core.test.process_main", kind, str(folder), where, env=environment
     )
     try:
-
-        async def joined() -> bool:
-            return len(await cluster.supervisor.workers()) > before
-
-        await until(joined)
-        yield psutil.Process(process.pid)
+        yield process
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGCONT)
@@ -77,6 +76,19 @@ async def worker_process(cluster: Cluster) -> AsyncIterator[psutil.Process]:
         except TimeoutError:
             process.kill()
             raise
+
+
+@asynccontextmanager
+async def worker_process(cluster: Cluster) -> AsyncIterator[psutil.Process]:
+    """A worker process, in the cluster."""
+    before = len(await cluster.supervisor.workers())
+    async with process_of("worker", cluster.settings.shm_dir.parent, cluster.local.address) as process:
+
+        async def joined() -> bool:
+            return len(await cluster.supervisor.workers()) > before
+
+        await until(joined)
+        yield psutil.Process(process.pid)
 
 
 def tree(worker: psutil.Process) -> list[psutil.Process]:
@@ -165,17 +177,60 @@ async def test_a_stranger_without_the_key_or_with_a_wrong_one_runs_nothing_and_s
         assert len(await cluster.supervisor.workers()) == 1
 
 
-async def test_a_supervisor_that_is_away_is_joined_again_by_its_worker(tmp_path: Path) -> None:
+async def test_models_survive_the_death_of_their_supervisor_and_are_adopted_by_the_next_one(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
-    first = await start_supervisor(settings)
-    port = int(first.address.rsplit(":", 1)[1])
-    cluster = Cluster(first, settings)
-    async with worker_process(cluster):
-        await first.stop(0.0)
-        second = await start_supervisor(settings_in(tmp_path, supervisor_port=port))
-        try:
-            cluster = Cluster(second, settings)
-            await until(second.supervisor.ready)
-            assert (await cluster.supervisor.plan_model(spec()))["replicas"]
-        finally:
-            await second.stop(0.0)
+    use_cluster_key(settings.home_dir)
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    async with process_of("supervisor", tmp_path, str(port)) as first, process_of("worker", tmp_path, address):
+        away = await until(lambda: reached(address))
+        await until(away.ready)
+        await away.launch_model(spec())
+
+        async def serving() -> list[dict[str, Any]] | None:
+            replicas: list[dict[str, Any]] = await away.list_replicas("m")
+            return replicas if all(replica["state"] == "ready" for replica in replicas) else None
+
+        before = await until(serving)
+        await away.xavier_clear("m")
+        first.kill()
+        await first.wait()
+        async with steady_requests(before[0]["address"]):
+            local = await start_supervisor(settings_in(tmp_path, supervisor_port=port))
+            cluster = Cluster(local, settings)
+            try:
+                await until(lambda: known(cluster))
+                after = await cluster.supervisor.list_replicas("m")
+                assert [(r["replica_uid"], r["incarnation"]) for r in after] == [(r["replica_uid"], r["incarnation"]) for r in before]
+                model = await cluster.supervisor.describe_model("m")
+                assert (model["state"], model["spec"]["replica"]) == ("ready", 2)
+                assert (await cluster.supervisor.xavier_status("m"))["epoch"] == 2
+                cleared = await cluster.supervisor.xavier_clear("m")
+                assert (cleared["status"], cleared["epoch"]) == ("cleared", 3)
+                os.kill(after[1]["pid"], signal.SIGKILL)
+                await cluster.until_state("failed", "m-1")
+                await cluster.until_state("ready", "m-1")
+            except BaseException:
+                await local.stop(0.0)
+                raise
+        await cluster.supervisor.terminate_model("m", 0.0)
+        assert cluster.files() == []
+        await local.stop(0.0)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+async def reached(address: str) -> Any:
+    """The supervisor at an address, once it answers."""
+    try:
+        return await call(xo.actor_ref(address=address, uid=SUPERVISOR_UID), 2.0)
+    except Unreachable:
+        return None
+
+
+async def known(cluster: Cluster) -> bool:
+    return any(model["id"] == "m" and model["replica"] == 2 for model in await cluster.supervisor.list_models())

@@ -14,7 +14,7 @@ from xinference.core.relaunch import RelaunchLimits
 from xinference.core.roster import Member, Roster
 from xinference.core.spec import parse_spec
 from xinference.core.states import ReplicaState
-from xinference.core.test.fakes import FakeSurroundings, FakeWorkers, GiB, ManualClock, devices, facts, model, snapshot
+from xinference.core.test.fakes import FakeSurroundings, FakeWorkers, GiB, ManualClock, NoAdopter, devices, facts, model, snapshot
 
 READY, LOADING, FAILED, DRAINING = ReplicaState.READY, ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.DRAINING
 
@@ -109,7 +109,7 @@ class Cluster:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.state = ClusterState(Roster(5.0), self.clock, "boot.1")
-        self.membership = Membership(self.state)
+        self.membership = Membership(self.state, NoAdopter())
         spec = parse_spec({"model_path": "/m", "replica": 2, "enable_xavier": True, "xavier_cpu_cache_bytes": "64MiB"})
         plan = plan_launch(spec, "m", model(), snapshot())
         self.deployment = Deployment("m", spec, model(), plan, 0.0)
@@ -123,7 +123,9 @@ class Cluster:
         return self.deployment.keepers[uid]
 
     def register(self, incarnation: int = 1) -> dict[str, Any]:
-        return self.membership.register({"worker_id": "w1", "incarnation": incarnation, "address": "a", "facts": facts().to_wire()})
+        return self.membership.register(
+            {"worker_id": "w1", "incarnation": incarnation, "address": "a", "facts": facts().to_wire(), "running": []}
+        )
 
     def beat(self, sequence: int, *reports: ReplicaReport, incarnation: int = 1) -> dict[str, Any]:
         return self.membership.heartbeat(

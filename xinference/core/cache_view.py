@@ -3,8 +3,10 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 from typing import Any
 
+from xinference.core.clock import Clock
 from xinference.core.machine import Machine
 from xinference.core.orders import ReplicaOrder
 from xinference.core.request_legs import cached_tokens, merge
@@ -15,15 +17,19 @@ from xinference.model.llm.vllm.xavier.errors import XavierError
 
 POLL_SECONDS = 0.002  # while somebody waits for a record: a look costs some microseconds
 CONFIRM_POLL_SECONDS = 0.02
+SUSPICIOUS_SECONDS = 1.0  # without a beat, of which there are four a second: then the process itself is looked at
 
 
 class CacheView:
     """The segment of one engine start, mapped when it is first wanted and exists."""
 
-    def __init__(self, machine: Machine, order: ReplicaOrder) -> None:
+    def __init__(self, machine: Machine, order: ReplicaOrder, clock: Clock) -> None:
+        self._clock = clock
         self._machine = machine
         self._order = order
         self._reader: SegmentReader | None = None
+        self._ran_ns = -1
+        self._ran_at = clock.now()
 
     def report(self) -> dict[str, Any] | None:
         """Tier, counters and token sources, or None while there is no segment."""
@@ -52,14 +58,32 @@ class CacheView:
             "counters": counters,
         }
 
+    def silence_seconds(self) -> float | None:
+        """For how long the engine's core has neither beaten in its segment nor run at all; None if there is no segment.
+
+        The beat alone would not do: a helper thread that fails ends the beat of an engine that goes on serving.
+        """
+        reader = self._open()
+        if reader is None:
+            return None
+        now = self._clock.now()
+        header = reader.header()
+        silent = now - header["heartbeat_us"] / 1e6
+        if silent < SUSPICIOUS_SECONDS:
+            return max(0.0, silent)
+        ran = run_time_ns(header["pid"])
+        if ran != self._ran_ns:
+            self._ran_ns, self._ran_at = ran, now
+        return min(silent, now - self._ran_at)
+
     async def wait_confirmed(self, epoch: int, wait_seconds: float) -> bool:
         """Whether the engine's slab holds nothing older than ``epoch``; waits that long for it."""
-        deadline = time.monotonic() + wait_seconds
+        deadline = self._clock.now() + wait_seconds
         while True:
             reader = self._open()
             if reader is not None and reader.header()["epoch_confirmed"] >= epoch:
                 return True
-            if time.monotonic() >= deadline:
+            if self._clock.now() >= deadline:
                 return False
             await asyncio.sleep(CONFIRM_POLL_SECONDS)
 
@@ -72,13 +96,13 @@ class CacheView:
             request: 32 hex digits, as the route drew them.
         """
         key = bytes.fromhex(request)
-        deadline = time.monotonic() + wait_seconds
+        deadline = self._clock.now() + wait_seconds
         while True:
             reader = self._open()
             entries = reader.find_request(key) if reader is not None else []
             if entries and all(entry.state != "running" for entry in entries):
                 return merge([self._as_record(entry) for entry in entries])
-            if time.monotonic() >= deadline:
+            if self._clock.now() >= deadline:
                 return None
             await asyncio.sleep(POLL_SECONDS)
 
@@ -150,6 +174,20 @@ class CacheView:
             ):
                 found.append(os.path.join(self._machine.shm_dir, entry))
         return found
+
+
+def run_time_ns(pid: int) -> int:
+    """CPU time that all threads of a process have had, in nanoseconds; 0 if there is no such process.
+
+    From ``schedstat``: ``stat`` counts ticks of 10 ms, of which an idle engine needs none in seconds.
+    """
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            total += int(path.read_text().split()[0])
+        except (OSError, ValueError, IndexError):  # the thread ended
+            continue
+    return total
 
 
 def _unix(monotonic_us: int) -> float | None:

@@ -16,7 +16,7 @@ from xinference.core.errors import Unreachable
 from xinference.core.load import read_load
 from xinference.core.machine import Machine
 from xinference.core.orders import Control, EngineCommand, ReplicaOrder, ReplicaReport
-from xinference.core.runner import Engine, ReplicaRunner, as_wire
+from xinference.core.runner import Engine, ReplicaRunner, SharedMemory, as_wire
 from xinference.model.llm.engine import EngineProcess
 
 logger = logging.getLogger(__name__)
@@ -44,14 +44,16 @@ class ReplicaActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no ty
         self._worker: Any = None
         self._sends: set[asyncio.Task[None]] = set()
         self._uds: Path = self._machine.socket_of(self._order.replica_uid)
+        clock = SystemClock()
+        self._cache = CacheView(self._machine, self._order, clock)
         page = CacheControlPage(self._machine, self._order) if self._order.cache is not None else None
-        self._cache = CacheView(self._machine, self._order)
+        memory = SharedMemory(page, self._cache.silence_seconds)
         start = EngineCommand.from_wire(command)
 
         def make_engine(log: Callable[[str], None]) -> Engine:
             return EngineProcess(start.argv, start.env, self._uds, log)
 
-        self._runner = ReplicaRunner(self._order, make_engine, page, self._machine.watch, SystemClock(), self._send_report)
+        self._runner = ReplicaRunner(self._order, make_engine, memory, self._machine.watch, clock, self._send_report)
 
     async def start(self, control: dict[str, Any]) -> None:
         self._worker = await xo.actor_ref(address=self._worker_address, uid=WORKER_UID)

@@ -43,6 +43,17 @@ class ControlPage(Protocol):
 
 
 @dataclass(frozen=True)
+class SharedMemory:
+    """A replica's control page, None if it does not share, and how long ago in seconds its engine core last beat in its segment.
+
+    The engine's server answers health checks while its core, a process of its own, is frozen: only the core's own beat tells.
+    """
+
+    page: ControlPage | None
+    silence: Callable[[], float | None]
+
+
+@dataclass(frozen=True)
 class Watch:
     """How an engine is watched, in seconds. ``wrong_answers`` health checks answered with an error in a row mean a dead engine."""
 
@@ -57,7 +68,7 @@ class ReplicaRunner:
 
     Args:
         engine_maker: makes the engine; is given a function that takes its log lines.
-        control_page: None for a replica that does not share.
+        memory: what the engine and its keeper tell each other without calls.
         on_report: called on the event loop after each change of state.
     """
 
@@ -65,7 +76,7 @@ class ReplicaRunner:
         self,
         order: ReplicaOrder,
         engine_maker: Callable[[Callable[[str], None]], Engine],
-        control_page: ControlPage | None,
+        memory: SharedMemory,
         watch: Watch,
         clock: Clock,
         on_report: Callable[[ReplicaReport], None],
@@ -74,7 +85,8 @@ class ReplicaRunner:
         self.state = ReplicaState.CREATING
         self.log = LogRing(watch.log_lines, order.log_start)
         self._engine = engine_maker(self.log.add)
-        self._page = control_page
+        self._page = memory.page
+        self._silence = memory.silence
         self._watch = watch
         self._clock = clock
         self._on_report = on_report
@@ -170,6 +182,8 @@ class ReplicaRunner:
             asked = self._clock.now()
             healthy = patience > 0 and await self._engine.health(patience)
             now = self._clock.now()
+            if (self._silence() or 0.0) >= self._watch.hang_seconds:
+                return f"the engine's core has not moved for {self._watch.hang_seconds:g} s (hung)"
             if healthy:
                 last_answer, wrong = now, 0
             elif now - last_answer >= self._watch.hang_seconds:

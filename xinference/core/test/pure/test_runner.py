@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from xinference.core.orders import ReplicaReport
-from xinference.core.runner import ReplicaRunner, Watch
+from xinference.core.runner import ReplicaRunner, SharedMemory, Watch
 from xinference.core.states import ReplicaState
 from xinference.core.test.fakes import FakeEngine, FakePage, ManualClock, control, order, settle
 
@@ -22,7 +22,9 @@ class Running:
         self.clock = ManualClock()
         self.page = FakePage()
         self.engine: FakeEngine
-        self.runner = ReplicaRunner(order(log_start=40), self._make, self.page, WATCH, self.clock, self.reports.append)
+        self.silence: float | None = None
+        memory = SharedMemory(self.page, lambda: self.silence)
+        self.runner = ReplicaRunner(order(log_start=40), self._make, memory, WATCH, self.clock, self.reports.append)
 
     def _make(self, log: Callable[[str], None]) -> FakeEngine:
         self.engine = FakeEngine(log)
@@ -130,6 +132,16 @@ async def test_a_server_that_twice_says_its_engine_is_dead_is_believed_at_once()
     await running.state_is(ReplicaState.FAILED)
     assert running.clock.now() == before
     assert running.reports[-1].cause == "the engine's server is up but says that the engine is dead"
+
+
+async def test_a_core_that_does_not_beat_is_a_hang_although_its_server_answers() -> None:
+    running = await Running().ready()
+    running.silence = 4.9
+    await settle(50)
+    assert running.runner.state is ReplicaState.READY
+    running.silence = 5.0
+    await running.state_is(ReplicaState.FAILED)
+    assert running.reports[-1].cause == "the engine's core has not moved for 5 s (hung)"
 
 
 async def test_one_wrong_answer_is_not_believed() -> None:

@@ -23,6 +23,7 @@ from xinference.api.control import ClusterClient
 from xinference.api.edge import Edge, error_response, hosts_of
 from xinference.api.errors import MethodNotAllowed
 from xinference.api.gateway import Gateway, Router
+from xinference.api.history import History
 from xinference.api.metrics import ApiMetrics
 from xinference.api.openai import openai_router
 from xinference.api.openapi import Documented
@@ -50,8 +51,8 @@ def create_app(
         config: timings, for tests.
     """
     config = config or ApiConfig()
-    metrics = ApiMetrics()
-    gateway = Gateway(cluster, limits, config, metrics, router)
+    metrics, history = ApiMetrics(), History(settings.request_records)
+    gateway = Gateway(cluster, limits, config, metrics, history, router)
     app = Documented(
         components=(*(kind.schema for kind in KINDS), LaunchSpec),
         title="Xinference",

@@ -86,7 +86,7 @@ class Prepared:
         prefix: what routes similar prompts to one replica; see ``affinity_prefix``.
         stream: whether the client wants a stream.
         wants_usage: whether the client sees the usage figure.
-        num_choices: how many answers were asked for in all; each is an engine request of its own.
+        num_choices: answers asked for to each prompt; each is an engine request of its own, with an accounting record.
         request_id: the client's own id from the body, if any.
     """
 
@@ -125,7 +125,7 @@ def prepare(kind: Kind, raw: bytes, request_hex: str, limits: Limits) -> Prepare
         prefix=prefix,
         stream=stream,
         wants_usage=wants_usage,
-        num_choices=(body.get("n") or 1) * num_prompts(body.get("prompt")),
+        num_choices=body.get("n") or 1,
         request_id=body.get("request_id"),
     )
 

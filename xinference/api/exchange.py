@@ -25,12 +25,14 @@ from xinference.api.body import RESERVED_FIELDS, Kind, Prepared
 from xinference.api.control import Json
 from xinference.api.errors import RequestTimedOut
 from xinference.api.gateway import Gateway
+from xinference.api.history import CLIENT_GONE, OK, SLOW_READER, Past
 from xinference.api.normalise import ENGINE_FAILED, REPLICA_DIED, Refusal, refusal, stream_refusal
 from xinference.api.route_table import ModelRoutes, Replica
 from xinference.api.sse import EventTooLarge, StreamRewriter, json_event
 from xinference.api.upstream import AnswerTooLarge, ConnectionLost, Upstream
 from xinference.api.usage import correct, debug_object
 from xinference.api.watch import client_gone
+from xinference.core.request_legs import merge
 from xinference.errors import EngineDied, InternalError, NoReplicaAvailable, XinferenceError
 
 logger = logging.getLogger(__name__)
@@ -74,9 +76,12 @@ class Exchange(Response):
         self._gateway = gateway
         self._ask = ask
         self._ended: asyncio.Future[XinferenceError] = asyncio.get_running_loop().create_future()
-        self._outcome = "ok"
+        self._outcome = OK
         self._ttft_seconds: float | None = None
         self.model_uid = ask.prepared.model
+        received = time.time() - (time.monotonic() - ask.received)
+        num_choices = ask.prepared.num_choices
+        self._past = Past(ask.request_id, ask.request_hex, self.model_uid, ask.kind.name, num_choices, received)
         self.ids = (ask.request_id, ask.request_hex)
         self.background = None
 
@@ -94,7 +99,7 @@ class Exchange(Response):
             try:
                 await self._supervise(work, gone, answer)
             except SlowReader:
-                self._outcome = "slow_reader"
+                self._outcome = SLOW_READER
                 self._gateway.metrics.slow_readers.labels(self.model_uid).inc()
                 answer.cut()
             except XinferenceError as error:
@@ -125,7 +130,7 @@ class Exchange(Response):
             if work.done():
                 return work.result()
             if gone.done():
-                self._outcome = "client_disconnected"
+                self._outcome = CLIENT_GONE
                 return None
             if self._ended.done():
                 raise self._ended.result()
@@ -143,6 +148,7 @@ class Exchange(Response):
                 # What failed may have been replaced meanwhile.
                 routes = self._gateway.table.get(routes.uid) or routes
             replica = self._next_replica(routes, tried)
+            self._past.replica_uid = replica.replica_uid
             tried.append(replica)
             try:
                 with self._gateway.using(routes.uid, replica):
@@ -238,12 +244,15 @@ class Exchange(Response):
     async def _settle(self, routes: ModelRoutes, replica: Replica, body: Json, wanted: bool) -> None:
         """Put the right usage figure, and the debug object, into an answer or a usage chunk."""
         metrics, usage = self._gateway.metrics, body["usage"]
+        self._past.settled(usage)
         metrics.prompt_tokens.labels(routes.uid).inc(usage.get("prompt_tokens") or 0)
         metrics.completion_tokens.labels(routes.uid).inc(usage.get("completion_tokens") or 0)
         if not wanted and not self._ask.debug:
             return
         expected = routes.shares_cache
         record = await self._gateway.record(routes.uid, replica, self._ask.request_hex) if expected else None
+        if record is not None and "legs" in record:
+            record = merge(record["legs"], self._ask.prepared.num_choices)
         corrected = correct(usage, record, expected)
         metrics.usage_figures.labels(routes.uid, corrected.figure.value).inc()
         body["usage"] = corrected.usage
@@ -251,6 +260,7 @@ class Exchange(Response):
             body["xinference"] = debug_object(replica.replica_uid, corrected.record, self._ttft_seconds)
 
     def _first_event(self) -> None:
+        self._past.first_event()
         self._ttft_seconds = time.monotonic() - self._ask.received
         self._gateway.metrics.ttft_seconds.labels(self.model_uid, self._ask.kind.name).observe(self._ttft_seconds)
 
@@ -282,8 +292,11 @@ class Exchange(Response):
     @contextmanager
     def _measured(self) -> Iterator[None]:
         metrics, labels = self._gateway.metrics, (self.model_uid, self._ask.kind.name)
+        if self._gateway.history.add(self._past):
+            metrics.records_dropped.inc()
         try:
             yield
         finally:
+            self._past.ended(self._outcome)
             metrics.requests.labels(*labels, self._outcome).inc()
             metrics.request_seconds.labels(*labels).observe(time.monotonic() - self._ask.received)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from xinference.api.config import ApiConfig
 from xinference.api.control import ClusterClient, Json
+from xinference.api.history import History
 from xinference.api.metrics import ApiMetrics
 from xinference.api.route_table import ModelRoutes, Replica, RouteTable
 from xinference.api.upstream import Upstreams
@@ -47,11 +48,14 @@ class Router(Protocol):
 class Gateway:
     """Shared state of one API process. One event loop only."""
 
-    def __init__(self, cluster: ClusterClient, limits: Limits, config: ApiConfig, metrics: ApiMetrics, router: Router | None) -> None:
+    def __init__(
+        self, cluster: ClusterClient, limits: Limits, config: ApiConfig, metrics: ApiMetrics, history: History, router: Router | None
+    ) -> None:
         self.cluster = cluster
         self.limits = limits
         self.config = config
         self.metrics = metrics
+        self.history = history
         self.table = RouteTable(cluster, config)
         self.upstreams = Upstreams(config)
         self.draining = False

@@ -28,6 +28,7 @@ class ApiMetrics:
         self.usage_figures = self._counter("usage_figures", "Usage figures given, by where cached_tokens came from", "model", "figure")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests", "model")
         self.completion_tokens = self._counter("completion_tokens", "Generated tokens of finished requests", "model")
+        self.records_dropped = self._counter("request_records_dropped", "Recent requests that made room for newer ones in /v1/requests")
         self.open_requests = Gauge("xinference_open_requests", "Inference requests open now", ["model"], registry=self.registry)
         self.event_streams = Gauge("xinference_event_streams", "Event, log and statistics streams open now", registry=self.registry)
         self.request_seconds = self._histogram("request_seconds", "From the request's arrival to the end of its answer")

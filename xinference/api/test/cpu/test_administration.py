@@ -218,13 +218,6 @@ async def test_cache_statistics_can_be_followed() -> None:
             assert await response.content.readuntil(b"\n\n") == b'data: {"enabled":true,"replicas":[]}\n\n'
 
 
-async def test_one_recent_request_can_be_shown() -> None:
-    async with opened() as (cluster, _, http):
-        cluster.recent = [{"request_id": "a"}, {"request_id": "b"}]
-        assert await ask(http, "GET", "/v1/requests/b") == (200, {"request_id": "b"})
-        assert (await ask(http, "GET", "/v1/requests/c"))[1]["error"]["code"] == "not_found"
-
-
 async def test_the_cluster_can_be_seen() -> None:
     async with opened() as (_, _, http):
         assert await ask(http, "GET", "/v1/cluster") == (200, {"workers": ["w0"]})

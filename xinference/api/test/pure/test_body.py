@@ -244,9 +244,9 @@ def test_parts_that_make_an_engine_fetch_or_unpickle_are_refused(part: dict[str,
     assert caught.value.param == "messages.1.content.1"
 
 
-def test_the_number_of_answers_counts_prompts_and_choices() -> None:
+def test_the_number_of_choices_is_that_of_each_prompt() -> None:
     found = prepare(COMPLETIONS, json.dumps({"model": "m", "prompt": ["a", "b"], "n": 3}).encode(), HEX, LIMITS)
-    assert found.num_choices == 6
+    assert found.num_choices == 3
 
 
 def test_requests_with_a_common_beginning_share_their_prefix() -> None:

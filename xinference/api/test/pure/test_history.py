@@ -12,14 +12,7 @@ def past(number: int, request_id: str | None = None, **more: Any) -> Past:
 
 
 def record(number: int, queued: float | None = None, **more: Any) -> dict[str, Any]:
-    times = {
-        "queued": queued or 1000.5 + number,
-        "scheduled": None,
-        "load_started": None,
-        "loaded": None,
-        "first_token": 3.0,
-        "finished": 4.0,
-    }
+    begun = {"queued": queued or 1000.5 + number, "scheduled": None, "load_started": None, "loaded": None}
     return {
         "request_id": f"{number:032x}", "model_uid": "m", "replica_uid": "m-1", "state": "finished", "prompt_tokens": 20,
         "output_tokens": 3, "sources": SOURCES, "cached_tokens": 16, "pre_clear_tokens": 8, "recomputed_tokens": 0,

@@ -130,17 +130,26 @@ async def _create_supervisor(settings: Settings, pool: Any) -> Any:
 
 
 async def _create_worker(settings: Settings, pool: Any, supervisor_address: str, downs: list[Any]) -> tuple[Any, WorkerIdentity]:
+    identity = take_identity(settings.home_dir)
+    try:
+        worker = await _worker_actor(settings, pool, supervisor_address, identity, downs)
+    except BaseException:
+        identity.release()
+        raise
+    return worker, identity
+
+
+async def _worker_actor(settings: Settings, pool: Any, supervisor_address: str, identity: WorkerIdentity, downs: list[Any]) -> Any:
     import xoscar as xo
 
     from xinference.core.replica import WORKER_UID
     from xinference.core.supervisor import SUPERVISOR_UID
     from xinference.core.worker import WorkerActor
 
-    identity = take_identity(settings.home_dir)
     await xo.create_actor(
         WorkerActor, settings.model_dump(mode="json"), identity.worker_id, str(settings.home_dir / "run" / identity.worker_id),
         (supervisor_address, SUPERVISOR_UID), uid=WORKER_UID, address=pool.external_address,
     )  # fmt: skip
     worker = await xo.actor_ref(address=pool.external_address, uid=WORKER_UID)
     await worker.begin(pool, downs)  # a reference within one process passes its arguments as they are
-    return worker, identity
+    return worker

@@ -15,6 +15,7 @@ from xinference.core.topology import ModelFacts
 CONNECT_SECONDS = 5.0
 CALL_SECONDS = 10.0
 INSPECT_SECONDS = 28.0  # reading a model's directory, and on a machine's first launch vLLM's list of arguments
+READ_SECONDS = 2.0  # from memory: one that takes longer hangs, and its worker will find that out
 LOAD_SECONDS = 1.0  # only for people to see: a replica that hangs must not keep them waiting
 START_SECONDS = 120.0  # a process and its engine's process; the machine may be busy starting others
 MAX_REFS = 512  # a reference is an address and a name: one that is kept too long is no harm, only memory
@@ -73,7 +74,7 @@ class Fleet:
             "recent_requests": ref.recent_requests,
             "epoch_confirmed": ref.epoch_confirmed,
         }
-        return await call(methods[method](*arguments), wait_seconds + CALL_SECONDS)
+        return await call(methods[method](*arguments), wait_seconds + READ_SECONDS)
 
     async def _worker(self, worker_id: str) -> Any:
         member = self._roster.members.get(worker_id)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
 
@@ -19,8 +20,8 @@ def host_identity(shm_dir: Path) -> str:
     return f"{boot}.{shm_dir.stat().st_dev:x}"
 
 
-def measure(shm_dir: Path, ip: str, engine_version: str | None) -> HostFacts:
-    """Measure this machine now."""
+def measure(shm_dir: Path, ip: str, engine_version: str | None, devices: tuple[DeviceView, ...] = ()) -> HostFacts:
+    """Measure this machine now. ``devices`` are those that its engines can use."""
     total, free = memory()
     shm = os.statvfs(shm_dir)
     return HostFacts(
@@ -31,7 +32,7 @@ def measure(shm_dir: Path, ip: str, engine_version: str | None) -> HostFacts:
         shm_bytes=shm.f_blocks * shm.f_frsize,
         shm_free_bytes=shm.f_bavail * shm.f_frsize,
         num_cpus=len(os.sched_getaffinity(0)),
-        devices=devices(),
+        devices=devices,
         engine_version=engine_version,
     )
 
@@ -52,23 +53,60 @@ def memory(cgroup: Path = CGROUP) -> tuple[int, int]:
     return min(machine.total, int(limit)), max(0, min(machine.available, int(limit) - used))
 
 
-def devices() -> tuple[DeviceView, ...]:
-    """NVIDIA devices, or none where there is no driver or no binding to it."""
+class Nvml(Protocol):
+    """The binding to NVIDIA's management library, as far as it is used."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...
+    def nvmlDeviceGetName(self, handle: Any) -> Any: ...
+    def nvmlDeviceGetUUID(self, handle: Any) -> Any: ...
+
+
+def nvml() -> Nvml | None:
+    """The binding, or None where it is not installed: it belongs to the gpu extra."""
     try:
-        import pynvml  # optional: belongs to the gpu extra
+        import pynvml
     except ImportError:
+        return None
+    found: Nvml = pynvml
+    return found
+
+
+def read_devices(library: Nvml | None, visible: str | None) -> tuple[DeviceView, ...]:
+    """NVIDIA devices; none without a driver.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES of this server: devices outside it are not ours to use. Indexes or UUIDs.
+    """
+    if library is None:
         return ()
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        library.nvmlInit()
+    except library.NVMLError:
         return ()
     try:
         found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            info = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            name = pynvml.nvmlDeviceGetName(handle)
-            found.append(DeviceView(index, name if isinstance(name, str) else name.decode(), int(info.total), int(info.free)))
+        for index in range(library.nvmlDeviceGetCount()):
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+            if _is_visible(index, _text(library.nvmlDeviceGetUUID(handle)), visible):
+                info = library.nvmlDeviceGetMemoryInfo(handle)
+                found.append(DeviceView(index, _text(library.nvmlDeviceGetName(handle)), int(info.total), int(info.free)))
         return tuple(found)
     finally:
-        pynvml.nvmlShutdown()
+        library.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+def _is_visible(index: int, uuid: str, visible: str | None) -> bool:
+    if visible is None:
+        return True
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return str(index) in names or any(name.startswith("GPU-") and uuid.startswith(name) for name in names)

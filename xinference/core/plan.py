@@ -11,7 +11,7 @@ from typing import Any
 from xinference.core.placement import Placement, place, replica_uids, wishes_of
 from xinference.core.spec import Engine, LaunchSpec
 from xinference.core.topology import ModelFacts, Snapshot, WorkerView
-from xinference.errors import InvalidRequest
+from xinference.errors import InvalidRequest, NotSupported
 from xinference.model.llm.vllm.xavier.config import XavierConfig
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry, plan_segment
 from xinference.model.llm.vllm.xavier.errors import BudgetTooSmall
@@ -114,6 +114,10 @@ def plan_launch(spec: LaunchSpec, model_uid: str, facts: ModelFacts, snapshot: S
     max_model_len = _max_model_len(spec, facts)
     placed = place(spec, wishes_of(spec, replica_uids(spec, model_uid, snapshot.replica_uids)), snapshot)
     on_cpu = not any(p.devices for p in placed)
+    if spec.enable_xavier and not on_cpu:
+        raise NotSupported(
+            "sharing between replicas on GPUs is not available in this version: launch without enable_xavier", "enable_xavier"
+        )
     kind = "fake" if spec.model_engine is Engine.FAKE else "cpu" if on_cpu else "gpu"
     block_size = spec.engine_config.get("block_size", BLOCK_SIZE[kind])
     if block_size < 1:

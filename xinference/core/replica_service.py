@@ -141,12 +141,16 @@ class ReplicaService:
             await asyncio.wait(self._tasks)
 
     async def _log(self, d: Deployment, keeper: ReplicaKeeper, tail: int, after: int | None) -> tuple[list[str], int]:
+        """Lines of the present engine start; before them, if there is room, the last ones of a start that failed."""
+        kept = list(d.log_tails.get(keeper.uid, ()))
         try:
             lines, following = await self._fleet.ask(keeper.report, "logs", tail, after)
         except Unreachable:  # no process: what its last one left behind
-            kept = list(d.log_tails.get(keeper.uid, ()))
-            first = keeper.report.log_next - len(kept)
-            return (kept if after is None else kept[max(0, after - first) :])[-tail:] if tail else [], keeper.report.log_next
+            following = keeper.report.log_next
+            skipped = 0 if after is None else max(0, after - (following - len(kept)))
+            return (kept[skipped:][-tail:] if tail else []), following
+        if after is None:
+            lines = (kept + list(lines))[-tail:] if tail else []
         return list(lines), following
 
     async def _load(self, keeper: ReplicaKeeper) -> tuple[int, int] | None:

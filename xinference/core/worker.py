@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ from xinference.core.changes import Changes
 from xinference.core.engines import Engines
 from xinference.core.errors import Unreachable
 from xinference.core.host import WorkerHost, wire_reports
-from xinference.core.inventory import measure
+from xinference.core.inventory import measure, nvml, read_devices
 from xinference.core.leftovers import MachineLeftovers
 from xinference.core.machine import Machine
 from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
 from xinference.core.processes import SubPools
 from xinference.core.runner import Watch
 from xinference.core.spec import parse_spec
-from xinference.model.llm.vllm.flavour import FlavourRefused, detect_flavour
+from xinference.model.llm.vllm.flavour import Flavour, FlavourRefused, detect_flavour
 from xinference.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,9 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         self._supervisor_at = supervisor
         self._sequence = 0
         self._loops: list[asyncio.Task[None]] = []
-        self._version = _engine_version()
+        flavour = _flavour()
+        self._version = None if flavour is None else flavour.label
+        self._uses_devices = flavour is not None and flavour.device == "cuda"
         self._stopped = False
 
     async def begin(self, pool: Any, downs: list[Any]) -> None:
@@ -190,7 +193,8 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
 
     def _facts(self) -> dict[str, Any]:
         ip = self.address.rsplit(":", 1)[0]
-        return measure(Path(self._machine.shm_dir), ip, self._version).to_wire()
+        devices = read_devices(nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")) if self._uses_devices else ()
+        return measure(Path(self._machine.shm_dir), ip, self._version, devices).to_wire()
 
     def _obey(self, answer: dict[str, Any]) -> None:
         """Remove what is not wanted any more, and pass on control states."""
@@ -204,9 +208,9 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         self._loops = [loop for loop in self._loops if not loop.done()]
 
 
-def _engine_version() -> str | None:
+def _flavour() -> Flavour | None:
     """The installed vLLM, or None. Found without importing it, which takes seconds."""
     try:
-        return detect_flavour().label
+        return detect_flavour()
     except FlavourRefused:
         return None

@@ -2,13 +2,14 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from xinference.core.actor_directory import actor_directory, sweep
 from xinference.core.cluster_key import ClusterKeyRefused, cluster_key
 from xinference.core.errors import Unreachable
-from xinference.core.inventory import host_identity, measure, memory
+from xinference.core.inventory import host_identity, measure, memory, read_devices
 from xinference.core.load import parse_load
 from xinference.core.machine import Machine
 from xinference.core.runner import Watch
@@ -110,3 +111,52 @@ def test_directories_of_dead_processes_are_swept_and_those_of_live_ones_are_not(
         directory.mkdir()
     assert sweep(mine) == [dead]
     assert sorted(tmp_path.iterdir()) == sorted([mine, other])
+
+
+class FakeNvml:
+    """Three devices."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self, driver: bool = True) -> None:
+        self.driver = driver
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise RuntimeError("no driver")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(total=100, free=90 - handle)
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"H200"
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}aaa-bbb"
+
+
+@pytest.mark.parametrize(
+    ("visible", "indexes"), [(None, [0, 1, 2]), ("2,0", [0, 2]), ("", []), ("GPU-1aaa", [1]), ("-1", []), (" 1 , 2 ", [1, 2])]
+)
+def test_only_visible_devices_are_offered(visible: str | None, indexes: list[int]) -> None:
+    library = FakeNvml()
+    found = read_devices(library, visible)
+    assert [device.index for device in found] == indexes
+    assert all(device.name == "H200" and device.free_bytes == 90 - device.index for device in found)
+    assert library.open == 0
+
+
+def test_without_binding_or_driver_there_are_no_devices() -> None:
+    assert read_devices(None, None) == ()
+    assert read_devices(FakeNvml(driver=False), None) == ()

@@ -100,6 +100,11 @@ def test_a_model_that_cannot_share_is_refused_with_the_reason() -> None:
     assert plan(model(sharing_refusal="it is recurrent"), replica=2).cache is None
 
 
+def test_sharing_between_devices_is_refused_for_now() -> None:
+    with pytest.raises(NotSupported, match="GPUs"):
+        plan(view=snapshot(worker(devices=devices(2))), replica=2, enable_xavier=True)
+
+
 def test_a_cpu_engine_gets_kv_for_its_longest_request_and_a_share_of_what_is_free() -> None:
     made = plan(replica=2)
     assert made.block_size == 32
@@ -167,6 +172,11 @@ def test_one_more_replica_is_checked_with_the_budget_of_the_launch() -> None:
     check_memory(made, room_on(worker(), 1))
     with pytest.raises(InvalidRequest):
         check_memory(made, room_on(worker(memory_free_bytes=GiB), 1))
+
+
+def test_a_plan_survives_the_wire() -> None:
+    for made in (plan(replica=2, enable_xavier=True, xavier_cpu_cache_bytes="64MiB"), plan()):
+        assert LaunchPlan.from_wire(made.to_wire()) == made
 
 
 def test_the_wire_form_has_the_fields_of_the_rest_contract() -> None:

@@ -63,8 +63,9 @@ class Engines:
                 self._kinds[engine] = FakeEngines(self._machine)
             else:
                 from xinference.core.vllm_engines import VllmEngines
+                from xinference.model.llm.vllm.flavour import detect_flavour
 
-                self._kinds[engine] = VllmEngines(self._settings, self._machine)
+                self._kinds[engine] = VllmEngines(self._settings, self._machine, detect_flavour)
         return self._kinds[engine]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from xinference.errors import InvalidRequest, NotSupported
 from xinference.model.llm.family import FamilyRefused, ModelFamily, read_family
 from xinference.model.llm.vllm.arguments import ArgumentRefused, ArgumentsUnknown, KnownArguments, known_arguments
 from xinference.model.llm.vllm.command import CommandRefused, VllmStart, build_command
-from xinference.model.llm.vllm.flavour import Flavour, FlavourRefused, detect_flavour
+from xinference.model.llm.vllm.flavour import Flavour, FlavourRefused
 from xinference.model.llm.weights import model_identity, weights_bytes
 from xinference.settings import Settings
 
@@ -27,16 +27,21 @@ CPU_DTYPE = "bfloat16"  # what a CPU engine runs in unless told otherwise
 
 
 class VllmEngines:
-    """Engines of the installed vLLM."""
+    """Engines of the installed vLLM.
 
-    def __init__(self, settings: Settings, machine: Machine) -> None:
+    Args:
+        detect: finds the installed vLLM; raises FlavourRefused.
+    """
+
+    def __init__(self, settings: Settings, machine: Machine, detect: Callable[[], Flavour]) -> None:
+        self._detect = detect
         self._settings = settings
         self._machine = machine
         self._known: asyncio.Task[KnownArguments] | None = None
 
     async def inspect(self, spec: LaunchSpec) -> ModelFacts:
         """Raises InvalidRequest, NotSupported: no vLLM, no such model, not a model, or an argument that does not fit."""
-        flavour = _flavour()
+        flavour = self._flavour()
         family, path = await asyncio.to_thread(self._read, spec.model_path or "")
         await self._check_arguments(spec, family, flavour)
         dtype = spec.engine_config.get("dtype", CPU_DTYPE if flavour.device == "cpu" else None)
@@ -54,7 +59,7 @@ class VllmEngines:
 
     async def command(self, order: ReplicaOrder, uds: Path) -> EngineCommand:
         """Raises InvalidRequest: the model or the arguments do not fit the installed vLLM."""
-        flavour = _flavour()
+        flavour = self._flavour()
         family, _ = await asyncio.to_thread(self._read, order.model_path)
         start = VllmStart(
             family=family,
@@ -83,7 +88,7 @@ class VllmEngines:
     async def warm_up(self) -> None:
         """Ask vLLM for its arguments, which takes seconds once for each version."""
         try:
-            await self._arguments(_flavour())
+            await self._arguments(self._flavour())
         except (NotSupported, ArgumentsUnknown) as error:
             logger.warning("vLLM cannot be used on this worker: %s", error)
 
@@ -127,9 +132,8 @@ class VllmEngines:
             self._known = asyncio.create_task(known_arguments(self._settings.home_dir, flavour))
         return self._known
 
-
-def _flavour() -> Flavour:
-    try:
-        return detect_flavour()
-    except FlavourRefused as error:
-        raise NotSupported(str(error), "model_engine") from None
+    def _flavour(self) -> Flavour:
+        try:
+            return self._detect()
+        except FlavourRefused as error:
+            raise NotSupported(str(error), "model_engine") from None

@@ -78,8 +78,6 @@ def run_engine(command: list[str], keeper_pid: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    # An actor's sub-pool blocks SIGINT, and a signal mask is inherited over exec: vLLM would never see an interrupt.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, LIFELINE)
     os.umask(OWNER_ONLY)
@@ -164,7 +162,6 @@ def end_like(status: int) -> None:
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status))
 
@@ -184,6 +181,7 @@ def main() -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, note_only)
     signal.set_wakeup_fd(writer)
+    # An actor's sub-pool blocks SIGINT, and a signal mask is inherited over fork and exec: vLLM would never see an interrupt.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         engine = spawn(sys.argv[1:])

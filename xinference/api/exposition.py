@@ -12,13 +12,14 @@ _SUFFIXES: Final = ("_bucket", "_sum", "_count", "_created", "_total", "_info")
 
 @dataclass(frozen=True)
 class Family:
-    """One sample of our own, with what its family is."""
+    """One sample of our own, with what its family is. ``suffix`` tells the samples of a histogram apart."""
 
     name: str
     kind: str
     help: str
     labels: Mapping[str, str]
     value: float
+    suffix: str = ""
 
 
 class Merger:
@@ -40,7 +41,7 @@ class Merger:
         """Take one sample."""
         self._heads.setdefault(family.name, [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"])
         inside = ",".join(f'{key}="{escape(value)}"' for key, value in family.labels.items())
-        self._samples.setdefault(family.name, []).append(f"{family.name}{{{inside}}} {family.value}")
+        self._samples.setdefault(family.name, []).append(f"{family.name}{family.suffix}{{{inside}}} {family.value}")
 
     def lines(self) -> Iterator[str]:
         """The merged text, family by family."""

@@ -13,7 +13,7 @@ from xinference.api.route_table import ModelRoutes, Replica
 from xinference.api.routing import AppState
 from xinference.api.upstream import ConnectionLost
 from xinference.errors import XinferenceError
-from xinference.model.llm.vllm.xavier.directory.counters import COUNTERS
+from xinference.model.llm.vllm.xavier.directory.counters import COUNTERS, HISTOGRAMS
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +69,29 @@ def cache_families(uid: str, status: Json) -> Iterator[Family]:
         labels = {"model": uid, "replica": replica["replica_uid"]}
         counters: dict[str, int] = replica.get("counters") or {}
         for spec in COUNTERS:
-            if spec.name in counters:
+            if spec.name in counters and spec.metric not in HISTOGRAMS:
                 name = _PREFIX + spec.metric.removesuffix("_total") + "_total"
                 yield Family(name, "counter", spec.help, {**labels, **dict(spec.labels)}, counters[spec.name])
+        yield from _histograms(labels, counters)
         for tier, figures in (replica.get("tiers") or {}).items():
             yield from _tier_families({**labels, "tier": tier}, figures)
         peers: list[dict[str, Any]] = replica.get("peers") or []
         attached = sum(1 for peer in peers if peer["attached"])
         yield Family(_PREFIX + "peers_attached", "gauge", "Peers whose segments are mapped", labels, attached)
+
+
+def _histograms(labels: dict[str, str], counters: dict[str, int]) -> Iterator[Family]:
+    """Latencies. A counter holds its bucket alone; Prometheus wants each bucket to hold those below it."""
+    for metric, sum_ns in HISTOGRAMS.items():
+        buckets = [spec for spec in COUNTERS if spec.metric == metric and spec.name in counters]
+        if not buckets:
+            continue
+        name, text, total = _PREFIX + metric, buckets[0].help, 0
+        for spec in buckets:
+            total += counters[spec.name]
+            yield Family(name, "histogram", text, {**labels, **dict(spec.labels)}, total, "_bucket")
+        yield Family(name, "histogram", text, labels, counters.get(sum_ns, 0) / 1e9, "_sum")
+        yield Family(name, "histogram", text, labels, total, "_count")
 
 
 def _tier_families(labels: dict[str, str], figures: Json) -> Iterator[Family]:

@@ -18,7 +18,7 @@ from xinference.core.events import FINAL, Stage
 from xinference.core.states import MODEL_MOVES, REPLICA_MOVES
 from xinference.errors import XinferenceError
 from xinference.model.llm.vllm.xavier.config import XavierConfig
-from xinference.model.llm.vllm.xavier.directory.counters import COUNTERS
+from xinference.model.llm.vllm.xavier.directory.counters import COUNTERS, HISTOGRAMS
 from xinference.model.llm.vllm.xavier.directory.requests import SOURCES
 from xinference.settings import Limits, Settings
 
@@ -62,7 +62,9 @@ _BOUNDS: Final = (
 
 def counters() -> str:
     """Each counter of a segment: its name, its metric, what one unit is."""
-    metric_by_counter = dict(zip((spec.name for spec in COUNTERS), _counter_metrics(), strict=True))
+    plain, buckets = _counter_metrics()
+    in_order = [*(spec.name for spec in COUNTERS if spec.metric not in HISTOGRAMS), *_bucket_names()]
+    metric_by_counter = dict(zip(in_order, [*plain, *buckets], strict=True))
     rows = ((code(spec.name), code(metric_by_counter[spec.name]), text(spec.help)) for spec in COUNTERS)
     return table(("counter", "metric", "one unit is"), rows, (22, 38, 40))
 
@@ -77,14 +79,21 @@ def gauges() -> str:
     return table(("metric", "labels", "what it is"), seen.values(), (36, 28, 36))
 
 
-def _counter_metrics() -> list[str]:
-    """The metric of each counter, with the labels that tell it from its siblings."""
-    found = []
+def _bucket_names() -> list[str]:
+    """The counters that are buckets of histograms, in the order of the metrics page."""
+    return [spec.name for metric in HISTOGRAMS for spec in COUNTERS if spec.metric == metric]
+
+
+def _counter_metrics() -> tuple[list[str], list[str]]:
+    """The metrics of plain counters and of buckets, with the labels that tell each from its siblings."""
+    plain: list[str] = []
+    buckets: list[str] = []
     for family in cache_families("M", _status()):
-        if family.kind == "counter":
+        if family.kind == "counter" or family.suffix == "_bucket":
             own = ",".join(f'{name}="{value}"' for name, value in family.labels.items() if name not in ("model", "replica"))
-            found.append(f"{family.name}{{{own}}}" if own else family.name)
-    return found
+            name = family.name + family.suffix
+            (plain if family.kind == "counter" else buckets).append(f"{name}{{{own}}}" if own else name)
+    return plain, buckets
 
 
 def _status() -> dict[str, Any]:

@@ -216,7 +216,8 @@ async def test_a_replica_that_hangs_is_left_out_of_the_metrics(tmp_path: Path) -
 async def test_cache_metrics_have_their_names(tmp_path: Path) -> None:
     async with opened(tmp_path, answering(ANSWER)) as (cluster, _, url):
         tiers = {"cpu": {"budget_bytes": 100, "file_bytes": 90, "book_bytes": 5, "used_bytes": 32, "blocks": 2, "capacity_blocks": 5}}
-        counters = {"prompt_tokens_cpu_tier": 7, "drops_capacity": 1, "hook_ns_total": 9, "unknown": 1}
+        loads = {"load_seconds_le_0_001": 3, "load_seconds_le_0_01": 2, "load_seconds_le_inf": 1, "load_wait_ns": 5_000_000_000}
+        counters = {**loads, "prompt_tokens_cpu_tier": 7, "drops_capacity": 1, "hook_ns_total": 9, "unknown": 1}
         peers = [{"replica_uid": "m-1", "attached": True, "reason": None}, {"replica_uid": "m-2", "attached": False, "reason": "dead"}]
         status = {"replica_uid": "m-0", "state": "ready", "tiers": tiers, "counters": counters, "peers": peers}
         cluster.status = {"enabled": True, "replicas": [status, {"replica_uid": "m-1", "state": "loading"}]}
@@ -229,3 +230,8 @@ async def test_cache_metrics_have_their_names(tmp_path: Path) -> None:
     assert found["xinference_xavier_bytes", labels(**where, tier="cpu")] == 32
     assert found["xinference_xavier_budget_bytes", labels(**where, tier="cpu")] == 100
     assert found["xinference_xavier_peers_attached", labels(**where)] == 1
+    assert found["xinference_xavier_load_seconds_bucket", labels(**where, le="0.001")] == 3
+    assert found["xinference_xavier_load_seconds_bucket", labels(**where, le="0.01")] == 5
+    assert found["xinference_xavier_load_seconds_bucket", labels(**where, le="+Inf")] == 6
+    assert found["xinference_xavier_load_seconds_count", labels(**where)] == 6
+    assert found["xinference_xavier_load_seconds_sum", labels(**where)] == 5

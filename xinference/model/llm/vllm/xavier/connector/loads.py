@@ -6,6 +6,7 @@ from xinference.model.llm.vllm.xavier.connector.engine import Engine
 from xinference.model.llm.vllm.xavier.connector.metadata import RequestView
 from xinference.model.llm.vllm.xavier.connector.offers import Offers
 from xinference.model.llm.vllm.xavier.connector.requests import Offer, RequestState, Tail
+from xinference.model.llm.vllm.xavier.directory.counters import latency_bucket
 from xinference.model.llm.vllm.xavier.policy.leaders import LoadBoard
 from xinference.model.llm.vllm.xavier.transfer.jobs import OWN_SLAB, UNPINNED, LoadJob, LoadPiece
 
@@ -134,6 +135,9 @@ class Loads:
         failed = job.failed_blocks
         num_good = sum(piece.block not in failed for piece in job.pieces)
         self._shared.count("loads_async" if job.asynchronous else "loads_sync")
+        seconds = max(0.0, job.ended - state.load_started_at)
+        self._shared.count(latency_bucket("load", seconds))
+        self._shared.count("load_wait_ns", int(seconds * 1e9))
         self._shared.count("load_blocks", num_good)
         self._shared.count("load_bytes", num_good * self._shared.mover.block_bytes)
         num_usable = next((index for index, piece in enumerate(job.pieces) if piece.block in failed), len(job.pieces))

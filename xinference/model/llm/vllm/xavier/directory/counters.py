@@ -4,6 +4,7 @@ One unit is counted once, where the thing has happened. The owner adds under the
 threads without a lock would lose some); anybody may read. Counters survive an adoption: they count for the segment, not for a process.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,6 +31,26 @@ def _drop(reason: str, text: str) -> CounterSpec:
     return CounterSpec(f"drops_{reason}", "drops", (("reason", reason),), text)
 
 
+# Upper bounds in seconds; what takes longer is in the last bucket, which has none.
+LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_BOUND_LABELS = (*(f"{bound:g}" for bound in LATENCY_BOUNDS), "+Inf")
+_BUCKETS = {
+    kind: tuple(f"{kind}_seconds_le_{label.lstrip('+').lower().replace('.', '_')}" for label in _BOUND_LABELS) for kind in ("load", "save")
+}
+# Metric of a histogram -> the counter that holds the sum of what it observes, in nanoseconds.
+HISTOGRAMS = {"load_seconds": "load_wait_ns", "save_seconds": "save_ns"}
+
+
+def latency_bucket(kind: str, seconds: float) -> str:
+    """The counter of the one bucket that a ``load`` or ``save`` falls into. Buckets do not hold what is in those below them."""
+    return _BUCKETS[kind][bisect_left(LATENCY_BOUNDS, seconds)]
+
+
+def _latencies(kind: str, text: str) -> Iterator[CounterSpec]:
+    for name, label in zip(_BUCKETS[kind], _BOUND_LABELS, strict=True):
+        yield CounterSpec(name, f"{kind}_seconds", (("le", label),), text)
+
+
 def _prompt(source: str) -> CounterSpec:
     text = "prompt tokens by where their KV came from, counted once when a request's prefill first completes"
     return CounterSpec(f"prompt_tokens_{source}", "prompt_tokens", (("source", source),), text)
@@ -44,12 +65,15 @@ COUNTERS: tuple[CounterSpec, ...] = (
     _plain("save_bytes", "bytes copied into the CPU tier and published"),
     _plain("save_batches", "copies made by the saving thread"),
     _plain("save_ns", "nanoseconds spent copying into the CPU tier"),
+    *_latencies("save", "copies made by the saving thread, by the time that one took"),
     _plain("loads_sync", "loads made within a step"),
     _plain("loads_async", "loads made beside the steps"),
     _plain("load_blocks", "blocks loaded and found valid"),
     _plain("load_bytes", "bytes of blocks loaded and found valid"),
     _plain("load_batches", "copies made by loads"),
     _plain("load_ns", "nanoseconds spent copying and validating loads"),
+    _plain("load_wait_ns", "nanoseconds from the allocation for a load to the end of its copies, summed over loads"),
+    *_latencies("load", "loads, by the time from the allocation for one to the end of its copies"),
     _plain("invalid_blocks", "blocks of a load that did not validate and were reported for recomputing"),
     _plain("failed_loads", "loads with at least one invalid block"),
     _plain("followers_waited", "requests that began to wait for another request's load"),

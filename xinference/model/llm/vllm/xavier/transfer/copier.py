@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.config import XavierConfig
+from xinference.model.llm.vllm.xavier.directory.counters import latency_bucket
 from xinference.model.llm.vllm.xavier.transfer.jobs import LoadJob, SaveJob, SavePiece
 from xinference.model.llm.vllm.xavier.transfer.loader import Loader
 from xinference.model.llm.vllm.xavier.transfer.mover import BlockCopy
@@ -210,6 +211,7 @@ class Copier:
             state.open_save(epoch, -len(batch))
             state.count("save_batches")
             state.count("save_ns", int(seconds * 1e9))
+            state.count(latency_bucket("save", seconds))
             state.count("saves_blocks", saved)
             state.count("save_bytes", saved * state.mover.block_bytes)
 

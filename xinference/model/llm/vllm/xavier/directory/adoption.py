@@ -13,7 +13,8 @@ from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.directory.layout import record_check
 from xinference.model.llm.vllm.xavier.directory.records import OwnedRecordTable
 
-_RUN_RECORDS = 4096
+# Records are sorted in runs and merged: one list of a million numbers would take more than the books it is there for.
+_MIN_RUN_RECORDS, _MAX_RUNS = 1024, 32
 
 
 class AdoptedPlace(NamedTuple):
@@ -90,10 +91,11 @@ def _valid_by_order(table: OwnedRecordTable, bits: int, epoch: int) -> "list[arr
     runs: list[array[int]] = []
     run: list[int] = []
     newest = (1 << (64 - bits)) - 1
+    run_records = max(_MIN_RUN_RECORDS, (1 << bits) // _MAX_RUNS)
     for place, (k0, k1, generation, check, written, p0, p1, flags) in enumerate(table.all_words()):
         if written == epoch and check == record_check(place, k0, k1, generation, epoch, p0, p1, flags):
             run.append(min(flags >> 1, newest) << bits | place)
-            if len(run) == _RUN_RECORDS:
+            if len(run) == run_records:
                 runs.append(array("Q", sorted(run, reverse=True)))
                 run.clear()
         elif k0 | k1 | generation | check:

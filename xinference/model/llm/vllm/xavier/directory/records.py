@@ -100,6 +100,17 @@ class RecordTable:
                 low = middle + 1
         return low
 
+    def first_present(self, keys: Sequence[BlockKey], start: int, stop: int, epoch: int) -> int:
+        """Index of the first key from ``start`` that is present, or ``stop``: for keys of which nearly all are absent."""
+        unpack, file, offset, buckets = LINE.unpack_from, self._file, self._hints_offset, self._num_buckets
+        for index in range(start, stop):
+            k0 = keys[index][0]
+            tag = k0 >> 32
+            for hint in unpack(file, offset + k0 % buckets * LINE_BYTES):
+                if hint >> 32 == tag and self.find(keys[index], epoch) is not None:
+                    return index
+        return stop
+
     def record(self, place: int) -> Record | None:
         """What the place's record says, or None if it is not valid."""
         k0, k1, generation, check, epoch, p0, p1, flags = LINE.unpack_from(self._file, self._records_offset + place * LINE_BYTES)

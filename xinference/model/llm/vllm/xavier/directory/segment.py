@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 from array import array
+from collections.abc import Sequence
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.config import LOCK_WAIT_SECONDS
@@ -181,6 +182,10 @@ class SegmentWriter:
     def longest_prefix(self, keys: Keys, start: int, stop: int) -> int:
         """End of the longest run of keys from ``start`` that are published here in the present epoch, at most ``stop``."""
         return self._table.longest_prefix(keys, start, stop, self._epoch)
+
+    def first_present(self, keys: Sequence[BlockKey], start: int, stop: int) -> int:
+        """Index of the first key from ``start`` that is published here in the present epoch, or ``stop``."""
+        return self._table.first_present(keys, start, stop, self._epoch)
 
     def slab_view(self) -> memoryview:
         """All places' bytes, writable; place p begins at p * place_bytes. It keeps the mapping alive."""

@@ -112,7 +112,9 @@ class CpuTier:
             return Reserved(first, [], None)
         if tail is None and chain.parent_key is not None:
             return self._refused(first, [], len(keys), "parent_gone")
-        stop = next((index for index in range(first + 1, len(keys)) if self.holds(keys[index])), len(keys))
+        stop = self._segment.first_present(keys, first + 1, len(keys))
+        if self._filling:
+            stop = next((index for index in range(first + 1, stop) if keys[index] in self._filling), stop)
         wanted = keys[first : min(stop, first + FILLING_MAX_BLOCKS - len(self._filling))]
         plan = self._book.reserve(tail, len(wanted), self._doorkeeper.num_seen(wanted))
         self._doorkeeper.note(wanted)
@@ -273,12 +275,16 @@ class CpuTier:
     def _restore(self) -> None:
         """Enter what the segment adopted, parents first; a block whose parent is not here any more is withdrawn."""
         segment, book = self._segment, self._book
-        for place, _, parent_key in segment.adopted:
-            parent = None if parent_key is None else segment.place_of(parent_key)
-            if parent_key is not None and (parent is None or book.view(parent).state != "stored"):
-                segment.invalidate(place)
-            else:
-                book.restore(place, parent)
+        last_key, last_place = None, None  # blocks of a chain are mostly published one after the other
+        for place, key, parent_key in segment.adopted:
+            parent = None
+            if parent_key is not None:
+                parent = last_place if parent_key == last_key else segment.place_of(parent_key)
+                if parent is None or book.view(parent).state != "stored":
+                    segment.invalidate(place)
+                    continue
+            book.restore(place, parent)
+            last_key, last_place = key, place
         segment.forget_adopted()
         self._note_used()
 

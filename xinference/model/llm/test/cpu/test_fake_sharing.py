@@ -46,7 +46,7 @@ class Group(SharingReplicas):
 
     async def saved(self, name: str, tokens: int = WHOLE_BLOCKS_TOKENS) -> None:
         segment = self.reader(name)
-        await eventually(lambda: segment.header()["used_places"] * 16 >= tokens)
+        await eventually(lambda: segment.counters()["saves_blocks"] * 16 >= tokens)
 
     async def attached(self, name: str) -> None:
         segment = self.reader(name)

@@ -88,6 +88,9 @@ class Prepared:
         wants_usage: whether the client sees the usage figure.
         num_choices: answers asked for to each prompt; each is an engine request of its own, with an accounting record.
         request_id: the client's own id from the body, if any.
+        seeded: whether it samples with a seed of its own.
+        prompt_tokens: length of the longest prompt if it is given as token ids, all of which the engine takes.
+        max_tokens: how long the answer may become, if the client says so.
     """
 
     model: str
@@ -97,6 +100,9 @@ class Prepared:
     wants_usage: bool = False
     num_choices: int = 1
     request_id: str | None = None
+    seeded: bool = False
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
 
 
 def prepare(kind: Kind, raw: bytes, request_hex: str, limits: Limits) -> Prepared:
@@ -113,6 +119,7 @@ def prepare(kind: Kind, raw: bytes, request_hex: str, limits: Limits) -> Prepare
     check_limits(kind, body, limits)
     validate(kind.schema, body)
     refuse_media(body)
+    refuse_no_answer(body)
     prefix = affinity_prefix(body)
     if not kind.generates:
         return Prepared(body["model"], msgspec.json.encode(body), prefix)
@@ -127,6 +134,9 @@ def prepare(kind: Kind, raw: bytes, request_hex: str, limits: Limits) -> Prepare
         wants_usage=wants_usage,
         num_choices=body.get("n") or 1,
         request_id=body.get("request_id"),
+        seeded=body.get("seed") is not None and body.get("temperature") != 0,
+        prompt_tokens=None if body.get("truncate_prompt_tokens") is not None else num_prompt_tokens(body.get("prompt")),
+        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
     )
 
 
@@ -211,6 +221,24 @@ def num_prompts(prompt: Any) -> int:
     if prompt and isinstance(prompt[0], int):
         return 1
     return len(prompt)
+
+
+def num_prompt_tokens(prompt: Any) -> int | None:
+    """Tokens of the longest of the prompts that are given as token ids; None if there is none."""
+    if not isinstance(prompt, list) or not prompt:
+        return None
+    if isinstance(prompt[0], int):
+        return len(prompt)
+    return max((len(each) for each in prompt if isinstance(each, list)), default=None)
+
+
+def refuse_no_answer(body: Json) -> None:
+    """Raises InvalidRequest for an answer of no tokens, which only an echoed prompt may have.
+
+    What the engine says of an answer without room for a token is then always about the context.
+    """
+    if body.get("max_tokens") == 0 and body.get("max_completion_tokens") is None and not body.get("echo"):
+        raise InvalidRequest("'max_tokens' is 0; it must be at least 1 unless 'echo' is set", param="max_tokens")
 
 
 def refuse_media(body: Json) -> None:

@@ -24,6 +24,7 @@ from xinference.api.answer import Answer, SlowReader
 from xinference.api.body import RESERVED_FIELDS, Kind, Prepared
 from xinference.api.control import Json
 from xinference.api.errors import RequestTimedOut
+from xinference.api.fit import check_fit
 from xinference.api.gateway import Gateway
 from xinference.api.history import CLIENT_GONE, OK, SLOW_READER, Past
 from xinference.api.normalise import ENGINE_FAILED, REPLICA_DIED, Refusal, refusal, stream_refusal
@@ -93,6 +94,7 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(scope, send, self._gateway.limits.slow_reader_bytes)
         routes = await self._gateway.table.find(self.model_uid)
+        check_fit(self._ask.kind, self._ask.prepared, routes.model)
         with self._gateway.admitted(self), self._measured():
             work = asyncio.create_task(self._work(routes, answer))
             gone = asyncio.create_task(client_gone(receive))

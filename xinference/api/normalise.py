@@ -38,6 +38,8 @@ _ADDRESS: Final = re.compile(r"\b0x[0-9a-fA-F]{4,}\b")
 _ENDPOINT: Final = re.compile(r"\b(?:tcp|ipc|http|https|unix)://[^\s'\")]+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
 _PATH: Final = re.compile(r"(?<![\w.:/<])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
 _CONTEXT: Final = re.compile(r"maximum (?:context|model) length|longer than the maximum", re.I)
+# The engine cuts an answer down to what the prompt leaves of the context; requests for no answer at all do not reach it.
+_NO_ROOM: Final = re.compile(r"max_tokens must be at least 1, got (?:0|-\d+)\b")
 _LIMIT: Final = re.compile(r"greater than max allowed|maximum allowed|must be at most|cannot be greater than max_model_len", re.I)
 _ENGINE_DEAD: Final = re.compile(r"EngineCore encountered an issue|engine (?:core )?(?:is )?dead|EngineDeadError", re.I)
 _BUSY: Final = re.compile(r"currently busy|backlog|queue|overloaded|too many requests", re.I)
@@ -128,6 +130,8 @@ def _client_error(status: int, message: str, param: str | None, kind: Kind) -> X
     if _LIMIT.search(message):
         named = next((name for name in _MAX_TOKEN_FIELDS if f"{name}=" in message), field)
         return LimitExceeded(text, param=named)
+    if _NO_ROOM.search(message):
+        return ContextLengthExceeded("the prompt fills the model's context and leaves no room for an answer", param=kind.prompt_field)
     if _CONTEXT.search(message):
         return ContextLengthExceeded(text, param=kind.prompt_field)
     return InvalidRequest(text, param=field)

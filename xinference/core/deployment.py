@@ -96,7 +96,17 @@ class Deployment:
             for keeper in self.keepers.values()
             if keeper.state in (ReplicaState.READY, ReplicaState.DRAINING) and keeper.report.uds is not None
         ]
-        return {"model": {**self.to_wire(), "cause": self.cause, "sharing": self.spec.enable_xavier}, "replicas": replicas}
+        details = {"cause": self.cause, "sharing": self.spec.enable_xavier, "seed_is_fatal": self._seed_is_fatal()}
+        return {"model": {**self.to_wire(), **details}, "replicas": replicas}
+
+    def _seed_is_fatal(self) -> bool:
+        """Whether a request with a seed of its own can kill an engine.
+
+        vLLM rewinds a request's random generator after each part of a chunked prefill, which generators on a CPU cannot do.
+        """
+        on_cpu = self.plan.kv_cache_bytes is not None
+        configs = [self.spec.engine_config_of(index) for index in range(self.spec.replica)]
+        return on_cpu and not all(config.get("enable_chunked_prefill") is False for config in configs)
 
 
 def replica_wire(keeper: ReplicaKeeper, load: tuple[int, int] | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Every row of the error table, as an openai client meets it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

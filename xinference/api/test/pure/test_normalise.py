@@ -42,6 +42,13 @@ ROWS = [
     (400, body(CONTEXT, param="input_tokens"), COMPLETIONS, (400, BAD, "context_length_exceeded", "prompt")),
     (400, body(CHARACTERS, param="input_text"), CHAT, (400, BAD, "context_length_exceeded", "messages")),
     (400, body(INPUT), EMBEDDINGS, (400, BAD, "context_length_exceeded", "input")),
+    (
+        400,
+        body("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"),
+        CHAT,
+        (400, BAD, "context_length_exceeded", "messages"),
+    ),
+    (400, body("max_tokens must be at least 1, got -3."), COMPLETIONS, (400, BAD, "context_length_exceeded", "prompt")),
     (400, body(OUTPUT, param="max_tokens"), CHAT, (400, BAD, "limit_exceeded", "max_tokens")),
     (400, body(OUTPUT.replace("max_tokens", "max_completion_tokens")), CHAT, (400, BAD, "limit_exceeded", "max_completion_tokens")),
     (400, body(LOGPROBS, param="logprobs"), COMPLETIONS, (400, BAD, "limit_exceeded", "logprobs")),

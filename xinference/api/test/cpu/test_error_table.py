@@ -1,7 +1,6 @@
 """Every row of the error table, as an openai client meets it."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -69,6 +68,22 @@ async def test_an_unknown_model_is_404() -> None:
 async def test_a_prompt_beyond_the_context_is_context_length_exceeded(tmp_path: Path, stream: bool) -> None:
     async with engine(tmp_path, TOO_LONG, 400) as cluster, client_of(cluster) as client:
         assert row(await failure(client, stream=stream)) == (400, "invalid_request_error", "context_length_exceeded", "messages")
+
+
+async def test_a_prompt_of_tokens_and_an_answer_beyond_the_context_are_refused_unasked(tmp_path: Path) -> None:
+    async with engine(tmp_path, {}) as cluster, client_of(cluster) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(model="m", prompt=[1] * 4000, max_tokens=97)
+    assert row(caught.value) == (400, "invalid_request_error", "context_length_exceeded", "prompt")
+
+
+async def test_a_seed_that_would_kill_its_engine_is_refused_with_the_reason(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    await cluster.put({**model(), "seed_is_fatal": True}, replica("m-0", tmp_path / "nobody"))
+    async with client_of(cluster) as client:
+        error = await failure(client, seed=1)
+    assert row(error) == (400, "invalid_request_error", "not_supported", "seed")
+    assert "enable_chunked_prefill" in str(error)
 
 
 async def test_a_value_over_a_limit_is_limit_exceeded() -> None:

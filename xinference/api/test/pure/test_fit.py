@@ -45,9 +45,10 @@ def test_what_is_too_long_by_itself_is_left_to_the_engines_own_words() -> None:
     check({"max_model_len": 10}, prompt=[1] * 11, max_tokens=1)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"prompt": "text"}, {"prompt": [1] * 9}, {"prompt": [1] * 9, "max_tokens": 9, "truncate_prompt_tokens": 1}]
-)
+TRUNCATED = {"prompt": [1] * 9, "max_tokens": 9, "truncate_prompt_tokens": 1}
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "text", "max_tokens": 10}, {"prompt": [1] * 9}, TRUNCATED])
 def test_what_is_not_known_before_an_engine_is_asked_passes(fields: dict[str, Any]) -> None:
     check({"max_model_len": 10}, **fields)
 

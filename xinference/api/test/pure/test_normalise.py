@@ -31,6 +31,7 @@ CHARACTERS = (
     "is the upper bound for 512 input tokens). Please reduce the length of the input prompt. (parameter=input_text, value=9000)"
 )
 OUTPUT = "max_tokens=5000 cannot be greater than max_model_len=512. Please request fewer output tokens. (parameter=max_tokens, value=5000)"
+NO_ROOM = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
 LOGPROBS = "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=logprobs, value=30)"
 INPUT = "Input length (9) exceeds model's maximum context length (8)."
 INVALID = "1 validation error:\n  {'type': 'int_type', 'loc': 'body.seed', 'msg': 'Input should be a valid integer', 'input': 'x'}"
@@ -44,7 +45,7 @@ ROWS = [
     (400, body(INPUT), EMBEDDINGS, (400, BAD, "context_length_exceeded", "input")),
     (
         400,
-        body("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"),
+        body(NO_ROOM, param="max_tokens"),
         CHAT,
         (400, BAD, "context_length_exceeded", "messages"),
     ),

@@ -8,6 +8,8 @@ from xinference.model.llm.vllm.xavier.transfer.state import TransferState
 
 Answer = TypeVar("Answer")
 
+FLUSH_CALLS = 32
+
 
 class Guard:
     """Runs hook bodies. Used by the step thread only.
@@ -15,7 +17,7 @@ class Guard:
     Args:
         state: where errors are reported and sums are counted.
 
-    Time is summed here and written to the segment once a step, since a counter in shared memory costs more than a number.
+    Time is summed here and written to the segment now and then, since a counter in shared memory costs more than a number.
     """
 
     def __init__(self, state: TransferState) -> None:
@@ -38,7 +40,9 @@ class Guard:
             self._nanoseconds += time.perf_counter_ns() - started
 
     def flush(self) -> None:
-        """Count what was summed since the last call."""
+        """Count what was summed, once it is enough to be worth the lock."""
+        if self._calls < FLUSH_CALLS:
+            return
         with self._state.lock:
             self._state.count("hook_calls", self._calls)
             self._state.count("hook_ns_total", self._nanoseconds)

@@ -20,6 +20,8 @@ from xinference.model.llm.vllm.xavier.transfer.jobs import SaveJob
 
 # A request whose first token was not reported this many steps after its prefill was dispatched is taken to have it.
 SILENT_STEPS = 3
+# Steps in which nothing happens are counted together: a counter in shared memory and the lock around it cost more than such a step.
+COUNT_STEPS = 16
 
 
 class LocalCache(Protocol):
@@ -54,7 +56,7 @@ class XavierScheduler:
         self._requests: dict[str, RequestState] = {}
         self._completing: list[RequestState] = []
         self._fresh_blocks: list[int] = []
-        self._step = 0
+        self._step = self._uncounted_steps = 0
         self._steps_in_flight = steps_in_flight
         self._local_epoch = engine.state.epoch.current
         self._built_at = self._output_at = 0.0
@@ -135,6 +137,7 @@ class XavierScheduler:
     def build(self, step: StepView, now: float) -> StepMeta:
         """What the worker half has to do in this step; ``EMPTY`` when nothing."""
         self._step += 1
+        self._uncounted_steps += 1
         self._built_at, self._built_tokens = now, step.num_tokens
         for request_id in step.preempted:
             if (state := self._requests.get(request_id)) is not None and state.phase is Phase.RUNNING:
@@ -147,14 +150,17 @@ class XavierScheduler:
                 full = self._progress(state, scheduled, now)
                 if full > state.examined and not state.tainted:
                     candidates.append((state, full))
+        if not (candidates or self._fresh_blocks or self._completing or shared.epoch.needs_step or self._uncounted_steps >= COUNT_STEPS):
+            return self._meta(None)
         with shared.lock:
             shared.epoch.promised = False
             shared.epoch.apply()
-            shared.count("steps")
+            shared.count("steps", self._uncounted_steps)
             shared.blocks.hand_out(self._fresh_blocks, shared.epoch.current)
             self._fresh_blocks.clear()
             saves = self._saves.plan(candidates) if candidates and not shared.corrupted else None
             self._complete(self._step - SILENT_STEPS, now)
+        self._uncounted_steps = 0
         for state, full in candidates:
             self._set_wake(state, full)
         self._reset_local_cache()
@@ -212,8 +218,9 @@ class XavierScheduler:
                 self._settle_load(state, now)
         for state in self._loads.take_synchronous():
             self._settle_load(state, now)
-        with self._shared.lock:
-            self._complete(self._step - self._steps_in_flight + 1, now)
+        if self._completing:
+            with self._shared.lock:
+                self._complete(self._step - self._steps_in_flight + 1, now)
         self._note_speed(now)
 
     def _settle_load(self, state: RequestState, now: float) -> None:

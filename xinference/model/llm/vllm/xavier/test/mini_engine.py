@@ -213,6 +213,7 @@ class MiniEngine:
         if not self.requests and not self.engine.copier.busy:
             assert self.engine.state.open_loads == {}
             assert self.engine.state.open_saves == {}
+            assert self.engine.state.tier._book.counts().pinned == 0
             assert len(self.free) == self.num_blocks - 1
             assert not self.half.wake_at
 

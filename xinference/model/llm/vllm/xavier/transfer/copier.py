@@ -206,7 +206,7 @@ class Copier:
         saved = 0
         for turn in _batches(batch, SETTLE_TURN_PIECES):
             with state.lock:
-                saved += sum(self._settle_save(epoch, piece, failed) for piece in turn)
+                saved += sum(self._settle_save(piece, failed) for piece in turn)
         with state.lock:
             state.open_save(epoch, -len(batch))
             state.count("save_batches")
@@ -219,18 +219,16 @@ class Copier:
         state = self._state
         return not state.corrupted and state.epoch.current == epoch and state.blocks.generation(piece.block) == piece.generation
 
-    def _settle_save(self, epoch: int, piece: SavePiece, failed: bool) -> int:
+    def _settle_save(self, piece: SavePiece, failed: bool) -> int:
         """Publish one block or give its place back; 1 if it was published. The lock is held."""
         state = self._state
         if failed or state.corrupted:
             reason = "drops_copy_failed"
-        elif state.epoch.current != epoch:
-            reason = "drops_epoch"
         elif state.blocks.generation(piece.block) != piece.generation:
             # Bumped before the step that overwrites the block is dispatched: still equal means the copy saw one owner's bytes.
             reason = "drops_source_reused"
         else:
-            return int(state.tier.publish(piece.place, piece.key, piece.parent))
+            return int(state.tier.publish(piece.place, piece.key, piece.parent))  # refused if a clear came in between
         state.tier.give_back(piece.place)
         state.count(reason)
         return 0

@@ -29,6 +29,11 @@ class ModelEpoch:
         # Set by the step thread from the answer that promises a synchronous load to the end of that schedule.
         self.promised = False
 
+    @property
+    def needs_step(self) -> bool:
+        """Whether the end of a schedule matters: something is promised, or a clear is to be carried out. Read without the lock."""
+        return self.promised or self.wanted != self.current
+
     def ask(self, epoch: int) -> None:
         """The control page names this epoch. An older one is not gone back to."""
         self.wanted = max(self.wanted, epoch)

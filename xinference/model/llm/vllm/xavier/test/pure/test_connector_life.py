@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from xinference.model.llm.vllm.xavier.connector.metadata import StepMeta
+from xinference.model.llm.vllm.xavier.directory.control import ControlState
 from xinference.model.llm.vllm.xavier.errors import BookImbalance
 from xinference.model.llm.vllm.xavier.test.mini_engine import BLOCK, Clock, MiniEngine
 from xinference.model.llm.vllm.xavier.transfer.mover import BlockCopy
@@ -100,6 +101,13 @@ def small(directory: Path, clock: Clock, name: str = "c") -> MiniEngine:
     return MiniEngine(directory, name, clock, num_blocks=12, budget=64)
 
 
+def until_preempted(engine: MiniEngine, request_id: str) -> None:
+    engine.step()
+    assert engine.requests[request_id].status == "running"
+    while engine.requests[request_id].status == "running":
+        engine.step()
+
+
 def test_a_preempted_request_gets_its_prefix_back_from_the_slab_and_counts_only_what_it_computes_again(
     tmp_path: Path, clock: Clock
 ) -> None:
@@ -128,6 +136,49 @@ def test_a_request_preempted_before_its_first_token_is_accounted_by_its_last_adm
     assert entry.recomputed_tokens == 0
     assert c.counter("requests") == 2
     c.check()
+
+
+def test_a_prefix_that_was_cleared_while_its_request_was_preempted_is_saved_again(tmp_path: Path, clock: Clock) -> None:
+    c = small(tmp_path, clock)
+    c.add("r1", range(18), max_tokens=12)
+    c.add("r2", range(100, 118), max_tokens=12)
+    until_preempted(c, "r2")
+    c.reset()
+    c.page.write(ControlState(epoch=2))
+    c.poll()
+    c.run()
+    d = MiniEngine(tmp_path, "d", clock, epoch=2)
+    d.know(c, epoch=2)
+    d.ask("r3", range(100, 118))
+    assert d.sources("r3") == {"peer_cpu": 16, "computed": 2}
+
+
+def test_a_preempted_request_whose_reload_fails_counts_all_that_it_computes_again(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = small(tmp_path, clock)
+    c.add("r1", range(18), max_tokens=12)
+    c.add("r2", range(100, 118), max_tokens=12)
+    until_preempted(c, "r2")
+    c.reset()
+    computed = len(c.requests["r2"].tokens) - 1
+    monkeypatch.setattr(c.mover, "load", lambda slab, copies: (_ for _ in ()).throw(OSError("the copy failed")))
+    c.run()
+    assert c.counter("failed_loads") == 1
+    assert c.account("r2").recomputed_tokens == computed + 4  # the four of the step whose load failed were computed for nothing
+    assert c.account("r2").sources[-1] == 18
+
+
+def test_times_of_a_request_are_in_order_and_of_one_clock(b: MiniEngine, clock: Clock) -> None:
+    began = clock.now
+    b.copying = True
+    b.ask("r1", range(30), max_tokens=3)
+    entry = b.account("r1")
+    times = [entry.queued_us, entry.scheduled_us, entry.load_started_us, entry.loaded_us, entry.first_token_us, entry.finished_us]
+    assert times == sorted(times)
+    assert int(began * 1e6) <= times[0]
+    assert times[-2] < times[-1] <= int(clock.now * 1e6)
+    assert (entry.state, entry.output_tokens) == ("finished", 3)
 
 
 def test_a_block_handed_to_somebody_else_while_it_is_saved_is_not_published(tmp_path: Path, clock: Clock) -> None:
@@ -206,7 +257,7 @@ def test_a_load_that_fails_in_the_middle_counts_what_came_before(b: MiniEngine, 
 
 def test_a_synchronous_load_that_fails_is_recomputed_and_nothing_of_that_request_is_kept(a: MiniEngine) -> None:
     a.reset()
-    a.add("r1", [*range(28), *range(60, 90)], max_tokens=2)
+    a.add("r1", [*range(28), *range(60, 90)], max_tokens=12)
     a.mover.during = lambda: (_ for _ in ()).throw(OSError("the copy failed"))
     a.copying = False
     a.step()
@@ -318,9 +369,14 @@ def test_a_replica_whose_books_are_corrupt_goes_on_without_the_cache(a: MiniEngi
     a.reset()
     a.ask("r1", range(30), max_tokens=5)
     assert a.sources("r1") == {"computed": 30}
+    assert a.counter("drops_copy_failed") == 0  # nothing more was reserved in such books
     b.copying = True
     b.ask("r2", range(30))
     assert b.sources("r2") == {"computed": 30}  # peers find nothing of it any more
+    a.know(b)
+    a.reset()
+    a.ask("r3", range(30))
+    assert a.sources("r3") == {"computed": 30}  # nor is it given anything of theirs
 
 
 def test_an_error_is_logged_once_with_its_traceback_and_counted_every_time(a: MiniEngine, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ def test_what_one_replica_computed_another_loads(tmp_path: Path, clock: Clock) -
     assert second.text == first.text
     assert b.sources("r2") == {"peer_cpu": 28, "computed": 2}
     assert (b.counter("loads_async"), b.counter("load_blocks"), b.counter("load_bytes")) == (1, 7, 7 * 64)
+    assert b.counter("drops_peer_has") == 1  # the block it computed; those it loaded were no candidates
     a.check()
     b.check()
 
@@ -166,9 +167,9 @@ def test_a_conversation_that_changes_replicas_is_found_whole_although_each_keeps
 
 def test_a_gap_in_a_peers_chain_is_filled_from_wherever_the_block_is(tmp_path: Path, clock: Clock) -> None:
     a, b = pair(tmp_path, clock, num_blocks=80)
-    a.ask("r1", range(8))  # a keeps [0, 2)
-    b.ask("r2", range(12))  # b keeps block 2 only
-    a.ask("r3", range(64))  # a keeps [3, 16)
+    a.ask("r1", range(16))  # a keeps [0, 4)
+    b.ask("r2", range(20))  # b keeps block 4 only, which a search in halves over [0, 16) does not look at
+    a.ask("r3", range(64))  # a keeps [5, 16)
     c = MiniEngine(tmp_path, "c", clock, num_blocks=80)
     c.know(a, b)
     c.ask("r4", range(64))
@@ -178,13 +179,13 @@ def test_a_gap_in_a_peers_chain_is_filled_from_wherever_the_block_is(tmp_path: P
 
 def test_a_synchronous_load_stops_before_a_gap_in_the_own_chain(tmp_path: Path, clock: Clock) -> None:
     a, b = pair(tmp_path, clock, num_blocks=80)
-    a.ask("r1", range(8))
-    b.ask("r2", range(12))
+    a.ask("r1", range(16))
+    b.ask("r2", range(20))
     a.ask("r3", range(64))
     a.know()  # b is no peer any more
     a.reset()
     a.ask("r4", range(64))
-    assert a.sources("r4") == {"cpu_tier": 8, "computed": 56}
+    assert a.sources("r4") == {"cpu_tier": 16, "computed": 48}
     assert (a.counter("loads_sync"), a.counter("failed_loads")) == (1, 0)
 
 

@@ -1,7 +1,8 @@
 """What the API adds to a replica: `python -m benchmarks.api_overhead [--pairs 20]`.
 
 A fake engine in a process of its own, the API in another, a client that only counts bytes in a third. Each pair measures both sides, in
-alternating order: straight at the engine's Unix socket, and through the API over TCP on loopback. Three loads:
+alternating order: straight at the engine's Unix socket, and at a Unix socket of the API, so that the two differ in the API alone. The
+API runs in the event loop that the server uses. Three loads:
 
     one      one stream at a time, an engine that costs nothing: what is added to the time to first token
     paced    32 streams, an engine that makes a token for each every 20 ms, as real ones do: is throughput kept?
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import socket
 import statistics
 import sys
 import tempfile
@@ -24,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import uvloop
 
 from benchmarks.report import interval, keep, median_difference, ratio_of_medians, spread
 from xinference.api.app import create_app
-from xinference.api.server import listen, serve
+from xinference.api.server import BACKLOG, ApiServer, server_config
 from xinference.api.test.fakes import OPEN_RING, FakeCluster, model, replica
 from xinference.settings import Limits, Settings
 
@@ -51,15 +54,12 @@ LOADS = (Load("one", 1, 8, 0.0), Load("paced", STREAMS, 50, 20.0), Load("flat", 
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go: a Unix socket or a port."""
+    """Where requests go: a Unix socket."""
 
-    uds: str | None = None
-    port: int = 0
+    uds: str
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self.uds is not None:
-            return await asyncio.open_unix_connection(self.uds)
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        return await asyncio.open_unix_connection(self.uds)
 
 
 def request(path: str, body: dict[str, Any]) -> bytes:
@@ -123,8 +123,8 @@ async def measure(direct: Target, through: Target, load: Load, pairs: int, api: 
 
 
 @contextlib.asynccontextmanager
-async def process(*arguments: str, ready: str) -> AsyncIterator[tuple[int, str]]:
-    """A Python process: its id, and the line that starts with ``ready``, once it has printed that. Ended at the end."""
+async def process(*arguments: str, ready: str) -> AsyncIterator[int]:
+    """A Python process: its id, once it has printed a line that starts with ``ready``. Ended at the end."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -134,19 +134,23 @@ async def process(*arguments: str, ready: str) -> AsyncIterator[tuple[int, str]]
             while not (line := (await child.stdout.readline()).decode()).startswith(ready):
                 if not line:
                     raise RuntimeError(f"{arguments[0]} did not start")
-        yield child.pid, line
+        yield child.pid
     finally:
         child.terminate()
         await child.wait()
 
 
-async def serve_api(uds: str) -> None:
-    """The API's process: one model whose replica listens at ``uds``."""
+async def serve_api(own: str, uds: str) -> None:
+    """The API's process: it listens at ``own``, and the replica of its one model at ``uds``."""
     cluster = FakeCluster()
     await cluster.put(model(), replica("m-0", uds))
-    listener = listen("127.0.0.1", 0)
-    print(f"port {listener.getsockname()[1]}", flush=True)
-    await serve(create_app(cluster, Settings(), Limits(), OPEN_RING), listener)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(own)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    print("listening", flush=True)
+    app = create_app(cluster, Settings(), Limits(), OPEN_RING)
+    await ApiServer(server_config(app), app).serve([listener])
 
 
 async def set_pace(direct: Target, decode_ms: float) -> None:
@@ -160,12 +164,12 @@ async def set_pace(direct: Target, decode_ms: float) -> None:
 
 async def main(pairs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        uds = str(Path(folder) / "engine")
+        uds, own = str(Path(folder) / "engine"), str(Path(folder) / "api")
         config = json.dumps({"max_num_seqs": 64, "eos_every": 0, "enable_prefix_caching": False, "num_blocks": 4096})
         options = ("--uds", uds, "--model-name", "m", "--config", config)
         engine = process("xinference.model.llm.fake.server", *options, ready="INFO xinference.fake: serving")
-        async with engine, process("benchmarks.api_overhead", "--serve", uds, ready="port") as (pid, line):
-            direct, through = Target(uds=uds), Target(port=int(line.split()[1]))
+        async with engine, process("benchmarks.api_overhead", "--serve", own, uds, ready="listening") as pid:
+            direct, through = Target(uds), Target(own)
             result: dict[str, Any] = {}
             for load in LOADS:
                 await set_pace(direct, load.decode_ms)
@@ -187,7 +191,11 @@ def show(load: Load, result: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--serve", metavar="UDS", help=argparse.SUPPRESS)
+    parser.add_argument("--pairs", type=int, default=20, help="at least 10, or the interval says nothing")
+    parser.add_argument("--serve", nargs=2, metavar=("OWN", "UDS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    asyncio.run(serve_api(args.serve) if args.serve else main(args.pairs))
+    if args.serve:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve_api(*args.serve))
+    else:
+        asyncio.run(main(args.pairs))

@@ -14,6 +14,10 @@ class ApiConfig:
     """a stream silent for this long gets a comment; proxies in between cut silent connections"""
     usage_wait_seconds: float = 0.05
     """how long a usage figure waits for the request's accounting record before the replica's own figure is given"""
+    keep_connection_seconds: float = 2.0
+    """an idle connection to a replica is kept for this long; vLLM closes them after 5 s, and must not be the first"""
+    finish_seconds: float = 0.1
+    """how long the end of a stream that was complete may take before its connection is closed instead of kept"""
     connect_seconds: float = 5.0
     """connecting to a replica"""
     head_read_seconds: float = 30.0

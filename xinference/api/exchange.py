@@ -132,6 +132,8 @@ class Exchange(Response):
             if work.done():
                 return work.result()
             if gone.done():
+                if answer.finished:
+                    return await work  # the server says so too of a client that has got all; the work only tidies up
                 self._outcome = CLIENT_GONE
                 return None
             if self._ended.done():
@@ -230,6 +232,7 @@ class Exchange(Response):
             if self._ask.prepared.wants_usage or self._ask.debug:
                 await answer.events(json_event(rewriter.usage))
         await answer.done()
+        await upstream.finish(self._gateway.config.finish_seconds)
 
     async def _pass_on(self, routes: ModelRoutes, replica: Replica, upstream: Upstream, answer: Answer) -> None:
         """Send an answer on that comes in one piece."""

@@ -1,10 +1,12 @@
-"""Connections to replicas: one HTTP session for each endpoint, one connection for each request.
+"""Connections to replicas: one HTTP session for each endpoint, one request at a time on a connection.
 
-Connections are not kept: a replica closes idle ones when it likes, and a request sent into a closing connection could not be told from
-a request whose replica died. A new connection to a Unix socket costs tens of microseconds, and closing it is how a request is aborted.
+A connection whose answer was read to its end is kept for the next request, for less time than any engine keeps an idle one: a request
+sent into a connection that the replica is closing could not be told from one whose replica died. A connection whose answer has not
+ended is closed, which is how a request is aborted.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -44,6 +46,13 @@ class Upstream:
         except _CONNECTION_ERRORS as error:
             raise ConnectionLost(_describe(error)) from error
 
+    async def finish(self, wait_seconds: float) -> None:
+        """Read what follows the part that mattered, so that the connection can be kept; it is closed if that does not end in time."""
+        with contextlib.suppress(ConnectionLost, TimeoutError):
+            async with asyncio.timeout(wait_seconds):
+                while await self.read_some():
+                    pass
+
     async def read_all(self, max_bytes: int) -> bytes:
         """The whole answer.
 
@@ -78,7 +87,7 @@ class Upstreams:
     async def post(self, endpoint: Endpoint, path: str, content: bytes, headers: Mapping[str, str]) -> AsyncIterator[Upstream]:
         """Send a request and wait for the head of its answer, however long that takes.
 
-        Leaving the block closes the connection, which aborts what the replica has not finished.
+        Leaving the block before the answer's end closes the connection, which aborts what the replica has not finished.
 
         Raises:
             ConnectionLost: nobody listens, or the connection broke before the answer.
@@ -134,9 +143,9 @@ class Upstreams:
     def _open(self, endpoint: Endpoint) -> aiohttp.ClientSession:
         connector: aiohttp.BaseConnector
         if endpoint.uds is not None:
-            connector = aiohttp.UnixConnector(endpoint.uds, limit=0, force_close=True)
+            connector = aiohttp.UnixConnector(endpoint.uds, limit=0, keepalive_timeout=self._config.keep_connection_seconds)
         else:
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._config.keep_connection_seconds)
         headers = {"content-type": "application/json"}
         if endpoint.api_key is not None:
             headers["authorization"] = f"Bearer {endpoint.api_key}"

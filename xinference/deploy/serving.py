@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import click
+import uvloop
 
 from xinference.api.app import create_app
 from xinference.api.auth import ADMIN_KEY_FILE, KeyRing, key_ring, load_admin_key
@@ -160,7 +161,9 @@ def run_server(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     with actor_directory():
         try:
-            asyncio.run(main())
+            # A fifth to a quarter less CPU time for each token that passes (benchmarks/api_overhead.py).
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(main())
         except asyncio.CancelledError:
             logger.info("stopped while starting")
     return 0

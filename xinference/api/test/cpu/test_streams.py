@@ -1,6 +1,8 @@
 """Streams from a replica's socket to the client's: what arrives, and what happens when the replica fails."""
 
+import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,9 @@ import openai
 import pytest
 from aiohttp import web
 
+from xinference.api.config import ApiConfig
 from xinference.api.test.bench import ANSWER, MESSAGES, WHOLE, dying, questions, raw, read_chunked, setup, until
-from xinference.api.test.fakes import answering, chunk, model, replica, streaming, usage_chunk
+from xinference.api.test.fakes import answering, chunk, model, replica, send_event, start_stream, streaming, usage_chunk
 
 
 async def test_a_stream_arrives_as_the_replica_sent_it(tmp_path: Path) -> None:
@@ -150,3 +153,39 @@ async def test_a_refusal_is_not_tried_elsewhere(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model="m", messages=MESSAGES)
     assert sum(len(each.received) for each in replicas) == 1
+
+
+async def test_a_connection_whose_answer_has_ended_serves_the_next_request(tmp_path: Path) -> None:
+    connections: list[Any] = []
+
+    async def script(request: web.Request, body: Any) -> web.StreamResponse:
+        connections.append(request.transport)
+        return await (streaming(*WHOLE) if body.get("stream") else answering(ANSWER))(request, body)
+
+    async with setup(tmp_path, script) as (_, _, _, client):
+        for stream in (True, False, True):
+            answer = await client.chat.completions.create(model="m", messages=MESSAGES, stream=stream)
+            if stream:
+                assert [event async for event in answer]
+    assert len(set(connections)) == 1
+
+
+async def test_a_connection_whose_answer_does_not_end_is_not_used_again(tmp_path: Path) -> None:
+    connections: list[Any] = []
+
+    async def script(request: web.Request, _: Any) -> web.StreamResponse:
+        connections.append(request.transport)
+        response = await start_stream(request)
+        for event in WHOLE:
+            await send_event(response, event)
+        await asyncio.Event().wait()
+        return response
+
+    async with setup(tmp_path, script, config=ApiConfig(finish_seconds=0.01)) as (_, [engine], served, client):
+        for number in (1, 2):
+            stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+            assert [event async for event in stream]
+            await until(partial(lambda count: engine.left == count, number))
+        await until(lambda: not served.app.state.api.gateway.open)
+        assert [past.state for past in served.app.state.api.gateway.history] == ["finished", "finished"]
+    assert len(set(connections)) == 2

@@ -8,6 +8,7 @@ import atexit
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -39,10 +40,12 @@ def sweep(directory: Path) -> list[Path]:
 def use_actor_directory(home: Path) -> None:
     """Create this process's directory and put it into the environment; one that is there already wins.
 
+    Does nothing once xoscar was imported: this process would keep to the old directory, and its sub-pools would look in the new one.
+
     Raises:
         SocketPathRefused: the directory is not ours alone.
     """
-    if os.environ.get(VARIABLE):
+    if os.environ.get(VARIABLE) or "xoscar" in sys.modules:
         return
     directory = actor_directory(home, os.getpid())
     for part in (directory.parent.parent, directory.parent, directory):

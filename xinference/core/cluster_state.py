@@ -108,7 +108,7 @@ class ClusterState:
             member = self.roster.members.get(keeper.placement.worker_id)
             if member is not None:
                 sharers.append(
-                    Sharer(keeper.placement.worker_id, member.facts.host, keeper.uid, keeper.incarnation, keeper.state, keeper.stopping)
+                    Sharer(keeper.placement.worker_id, member.facts.host, keeper.uid, keeper.incarnation, keeper.state, keeper.flushing)
                 )
         return controls_for(sharers, deployment.epoch, self.controls.version)
 

@@ -82,7 +82,8 @@ class ReplicaKeeper:
         self.restarts = 0
         self.report = ReplicaReport("", placement.replica_uid, 0, ReplicaState.CREATING.value)
         self.log_tail: tuple[str, ...] = ()
-        self.stopping = False
+        self.stopping = False  # for good
+        self.flushing = False  # its engine is about to be stopped
         self._surroundings = surroundings
         self._workers = workers
         self._clock = clock
@@ -90,6 +91,7 @@ class ReplicaKeeper:
         self._taken = Taken()
         self._ends: list[float] = []
         self._keep_cache = False
+        self._cache_on: set[str] = set()  # workers on which a segment of a former start lies
         self._grace_seconds = 0.0
         self._ready: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[End] | None = None
@@ -137,11 +139,12 @@ class ReplicaKeeper:
         """The worker is gone, and with it whatever it ran."""
         self._end(End(Cause.LOST, text))
 
-    async def restart(self, drain_seconds: float) -> None:
+    async def restart(self, drain_seconds: float, grace_seconds: float) -> None:
         """Drain, stop, start again with a new incarnation; a replica that was given up is started again too."""
         self._ends.clear()
         if self.state is ReplicaState.READY:
             await self._drain(drain_seconds)
+        self._grace_seconds = grace_seconds
         if self.state in HELD:
             self._end(End(Cause.RESTART, "restarted on request"))
         self._again.set()
@@ -164,6 +167,7 @@ class ReplicaKeeper:
         if self._first is not None:
             self._first.cancel()  # for one that was stopped before it began
         await self._taken.release()
+        await self._remove_caches(set())
         self._surroundings.release(self.uid)
         if self.state is not ReplicaState.STOPPED:
             self._move(ReplicaEvent.STOP, "stopped")
@@ -198,6 +202,7 @@ class ReplicaKeeper:
         loop = asyncio.get_running_loop()
         self._ready, self._ended = loop.create_future(), loop.create_future()
         self._grace_seconds = 0.0
+        self.flushing = False
         try:
             if self.state is not ReplicaState.READY:  # it is when it was adopted
                 incarnation = secrets.randbits(64) or 1
@@ -268,14 +273,26 @@ class ReplicaKeeper:
         report = await self._workers.start_replica(self.placement.worker_id, order, self._surroundings.control(self.uid, self.incarnation))
         self._move(ReplicaEvent.CREATED, "the engine loads the model")
         self.take_report(report)
+        await self._remove_caches({self.placement.worker_id})
 
     async def _remove(self) -> None:
+        if self._keep_cache:
+            self._cache_on.add(self.placement.worker_id)
         try:
             await self._workers.remove_replica(
                 self.placement.worker_id, self.report, keep_cache=self._keep_cache, grace_seconds=self._grace_seconds
             )
         except Unreachable as error:  # a lost worker's replicas died with it, or are removed when it comes back
             logger.warning("replica %s could not be removed from worker %s: %s", self.uid, self.placement.worker_id, error)
+
+    async def _remove_caches(self, but_on: set[str]) -> None:
+        """Have the segments that were kept for a successor removed, where there will be none."""
+        for worker_id in sorted(self._cache_on - but_on):
+            try:
+                await self._workers.remove_replica(worker_id, self.report, keep_cache=False, grace_seconds=0.0)
+            except Unreachable:  # it sweeps when it starts again, and is told when it comes back
+                logger.info("worker %s cannot be asked to remove the cache of replica %s", worker_id, self.uid)
+            self._cache_on.discard(worker_id)
 
     async def _load(self) -> None:
         if self._ready is None or self._ended is None:
@@ -289,6 +306,7 @@ class ReplicaKeeper:
             raise ReplicaEnded(f"it was not ready within {launch_seconds:g} s")
 
     async def _drain(self, drain_seconds: float) -> None:
+        self.flushing = True
         self._move(ReplicaEvent.DRAIN, f"no new requests; waiting up to {drain_seconds:g} s for the open ones")
         deadline = self._clock.now() + drain_seconds
         while self._clock.now() < deadline:

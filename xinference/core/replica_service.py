@@ -101,7 +101,7 @@ class ReplicaService:
         if keeper.stopping:
             raise Conflict(f"replica {replica_uid!r} is being removed", "replica_uid")
         d.record(Stage.RELAUNCHING, "restart on request", self._state.clock.wall(), replica_uid)
-        self._spawn(keeper.restart(self._drain_seconds))
+        self._spawn(keeper.restart(self._drain_seconds, STOP_GRACE_SECONDS))
 
     async def logs(self, model_uid: str, replica_uid: str | None, tail: int, after: int | None) -> dict[str, Any]:
         """Log lines of one replica, or the tails of all, each line with its replica's name.

@@ -28,6 +28,7 @@ SHARING_NEEDS: dict[str, Any] = {
     "enable_prefix_caching": True,
     "enable_expert_parallel": False,
 }
+PLANNED_ARGUMENTS = frozenset({"block_size", "max_model_len", "kv_cache_memory_bytes", "dtype", "kv_cache_dtype"})
 ROLES_REFUSED = "prefill/decode roles are not available in this version"
 
 
@@ -129,6 +130,7 @@ class LaunchSpec(Strict):
         _check_identity(self)
         _check_engine(self)
         _check_roles(self)
+        _check_replica_arguments(self)
         _check_devices(self)
         _check_xavier(self)
         return self
@@ -274,6 +276,14 @@ def _check_roles(spec: LaunchSpec) -> None:
             raise _refuse("replica_uid may hold letters, digits, _ and - (48 characters at most)", f"replica_config.{index}.replica_uid")
     if len(set(uids)) != len(uids):
         raise _refuse("two entries have the same replica_uid", "replica_config")
+
+
+def _check_replica_arguments(spec: LaunchSpec) -> None:
+    """What the plan computes with is one value for all replicas of a model."""
+    for index, config in enumerate(spec.replica_config or ()):
+        for name in PLANNED_ARGUMENTS & config.engine_config.keys():
+            where = f"replica_config.{index}.engine_config.{name}"
+            raise _refuse(f"{name} cannot differ between the replicas of a model: give it in engine_config", where)
 
 
 def _check_devices(spec: LaunchSpec) -> None:

@@ -143,9 +143,9 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
             try:
                 supervisor = await self._supervisor()
                 if not joined:
-                    await call(supervisor.register_worker(self._introduction()), CALL_SECONDS)
+                    await call(supervisor.register_worker(await self._introduction()), CALL_SECONDS)
                     joined = True
-                answer = await call(supervisor.heartbeat(self._beat()), CALL_SECONDS)
+                answer = await call(supervisor.heartbeat(await self._beat()), CALL_SECONDS)
                 joined = answer["known"]
                 if joined:
                     self._obey(answer)
@@ -172,22 +172,23 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         address, uid = self._supervisor_at
         return await call(xo.actor_ref(address=address, uid=uid), CALL_SECONDS)
 
-    def _introduction(self) -> dict[str, Any]:
+    async def _introduction(self) -> dict[str, Any]:
         return {
             "worker_id": self._machine.worker_id,
             "incarnation": self._incarnation,
             "address": self.address,
-            "facts": self._facts(),
+            "facts": await asyncio.to_thread(self._facts),
             "running": self._host.running(),
         }
 
-    def _beat(self) -> dict[str, Any]:
+    async def _beat(self) -> dict[str, Any]:
+        facts = await asyncio.to_thread(self._facts)  # asking a driver takes milliseconds, on a loop that may carry streams
         self._sequence += 1
         return {
             "worker_id": self._machine.worker_id,
             "incarnation": self._incarnation,
             "sequence": self._sequence,
-            "facts": self._facts(),
+            "facts": facts,
             "replicas": wire_reports(self._host.reports()),
         }
 

@@ -66,10 +66,12 @@ class Cluster:
         worker_id = local.identity.worker_id if local.identity else ""
         self._sockets_dir = Machine(worker_id, str(settings.home_dir / "run" / worker_id), str(settings.shm_dir), Watch()).sockets_dir
 
-    async def launch(self, **changes: Any) -> str:
-        """Launch and wait for the end of the launch; its last stage."""
+    async def launch(self, expected: str = "ready", **changes: Any) -> None:
+        """Launch and wait for the end of the launch."""
         model = await self.supervisor.launch_model(spec(**changes))
-        return await self.end_of_launch(model["id"])
+        stage = await self.end_of_launch(model["id"])
+        cause = (await self.supervisor.describe_model(model["id"]))["cause"]
+        assert stage == expected, f"{stage}: {cause}"
 
     async def end_of_launch(self, uid: str = "m") -> str:
         seen = 0

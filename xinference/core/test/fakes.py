@@ -238,6 +238,8 @@ class FakeWorkers:
         self.running: dict[str, tuple[str, int]] = {}
         self.orders: list[ReplicaOrder] = []
         self.removals: list[tuple[str, int, bool]] = []
+        self.asked: list[str] = []
+        self.graces: list[float] = []
         self.hold = False
         self.reached = asyncio.Event()
         self.fail: Exception | None = None
@@ -257,7 +259,9 @@ class FakeWorkers:
 
     async def remove_replica(self, worker_id: str, report: ReplicaReport, *, keep_cache: bool, grace_seconds: float) -> None:
         self.removals.append((report.replica_uid, report.incarnation, keep_cache))
-        if self.running.get(report.replica_uid, ("", 0))[1] == report.incarnation:
+        self.asked.append(worker_id)
+        self.graces.append(grace_seconds)
+        if self.running.get(report.replica_uid) == (worker_id, report.incarnation):
             del self.running[report.replica_uid]
 
     async def is_idle(self, report: ReplicaReport) -> bool:
@@ -271,12 +275,13 @@ class FakeSurroundings:
         self.claims: set[str] = set()
         self.changes: list[tuple[str, str]] = []
         self.refusal: Exception | None = None
+        self.next_place: Placement | None = None
 
     def choose(self, before: Placement) -> Placement:
         if self.refusal is not None:
             raise self.refusal
         self.claims.add(before.replica_uid)
-        return before
+        return self.next_place or before
 
     def no_place(self, before: Placement) -> str | None:
         return None if self.refusal is None else str(self.refusal)

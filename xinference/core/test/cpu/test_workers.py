@@ -101,7 +101,7 @@ async def all_gone(processes: list[psutil.Process]) -> bool:
 
 async def test_a_worker_that_is_killed_takes_its_engines_along_and_its_replicas_come_up_on_the_next_one(cluster: Cluster) -> None:
     async with worker_process(cluster) as first:
-        assert await cluster.launch() == "ready"
+        await cluster.launch()
         before = await cluster.replica("m-0")
         family = tree(first)
         assert len(family) >= 4
@@ -122,7 +122,7 @@ async def test_a_worker_that_is_killed_takes_its_engines_along_and_its_replicas_
 
 async def test_a_worker_that_is_stopped_orderly_leaves_nothing_and_its_model_moves(cluster: Cluster) -> None:
     async with worker_process(cluster) as first, worker_process(cluster) as second:
-        assert await cluster.launch() == "ready"
+        await cluster.launch()
         places = {replica["replica_uid"]: replica["worker_id"] for replica in await cluster.supervisor.list_replicas("m")}
         assert len(set(places.values())) == 2
         first.terminate()
@@ -141,7 +141,7 @@ async def test_a_worker_that_is_stopped_orderly_leaves_nothing_and_its_model_mov
 
 async def test_a_worker_that_was_away_and_returns_gives_up_what_is_not_wanted_any_more(cluster: Cluster) -> None:
     async with worker_process(cluster) as worker:
-        assert await cluster.launch(replica=1, enable_xavier=False, xavier_cpu_cache_bytes=None) == "ready"
+        await cluster.launch(replica=1, enable_xavier=False, xavier_cpu_cache_bytes=None)
         family = [process for process in tree(worker) if "fake.server" in " ".join(process.cmdline())]
         worker.suspend()
         await cluster.until_state("lost", "m-0")
@@ -153,7 +153,7 @@ async def test_a_worker_that_was_away_and_returns_gives_up_what_is_not_wanted_an
             return bool(await cluster.supervisor.ready())
 
         await until(back)
-        assert await cluster.launch() == "ready"
+        await cluster.launch()
         await cluster.supervisor.terminate_model("m", 0.0)
 
 

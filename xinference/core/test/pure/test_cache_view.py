@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from xinference.core.cache_view import CacheView
+from xinference.core.clock import SystemClock
 from xinference.core.machine import Machine
 from xinference.core.orders import CacheOrder, ReplicaOrder
 from xinference.core.request_legs import merge
@@ -25,7 +26,7 @@ def view_of(directory: Path, *entries: RequestEntry) -> CacheView:
     for each in entries:
         segment.requests.write(each)
     order = ReplicaOrder("m", "m-0", 7, "fake", "/m", ("m",), 16, 4096, 60.0, cache=CacheOrder(1 << 20, "identity", 1))
-    return CacheView(Machine("w1", str(directory), str(directory), Watch()), order)
+    return CacheView(Machine("w1", str(directory), str(directory), Watch()), order, SystemClock())
 
 
 async def record(view: CacheView, request: bytes = ONE) -> dict[str, Any]:

@@ -138,7 +138,7 @@ async def test_a_replica_that_ends_too_often_is_given_up_with_both_reasons_and_a
     assert kept.keeper.cause is not None
     assert kept.keeper.cause.startswith("killed -- not started again: it ended 3 times")
     assert len(kept.workers.orders) == 3
-    await kept.keeper.restart(0.0)
+    await kept.keeper.restart(0.0, 1.0)
     await settle()
     assert kept.state() is ReplicaState.READY
     await kept.stop()
@@ -168,6 +168,55 @@ async def test_a_replica_without_a_place_waits_for_one_and_this_is_no_failure() 
     assert kept.state() is ReplicaState.READY
     await kept.stop()
     kept.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_a_replica_that_is_stopped_while_it_is_down_has_its_cache_removed(given_up: bool) -> None:
+    kept = await Kept().ready()
+    kept.fails()
+    await settle()
+    if given_up:
+        await kept.clock.move(0.6)
+        await kept.fail_and_wait(1.1)
+        await kept.fail_and_wait(1000.0)
+    assert kept.workers.removals[-1][2] is True
+    await kept.stop()
+    assert kept.workers.removals[-1] == ("m-0", kept.keeper.incarnation, False)
+    kept.assert_nothing_is_held()
+
+
+async def test_a_replica_that_moves_to_another_worker_has_its_cache_on_the_former_one_removed() -> None:
+    kept = await Kept().ready()
+    kept.surroundings.next_place = Placement("m-0", "w2")
+    await kept.fail_and_wait(0.6)
+    assert kept.state() is ReplicaState.READY
+    assert [(worker, keep) for worker, (_, _, keep) in zip(kept.workers.asked, kept.workers.removals, strict=True)] == [
+        ("w1", True),
+        ("w1", False),
+    ]
+    await kept.stop()
+
+
+async def test_a_replica_that_starts_again_where_it_was_keeps_its_cache() -> None:
+    kept = await Kept().ready()
+    await kept.fail_and_wait(0.6)
+    assert [keep for _, _, keep in kept.workers.removals] == [True]
+    await kept.stop()
+
+
+async def test_an_engine_that_is_about_to_be_stopped_is_told_to_flush_and_its_successor_is_not() -> None:
+    kept = await Kept().ready()
+    kept.workers.idle = False
+    restart = asyncio.create_task(kept.keeper.restart(10.0, 7.0))
+    await kept.clock.move(1.0)
+    assert kept.keeper.flushing
+    kept.workers.idle = True
+    await kept.clock.move(0.2)
+    await restart
+    await settle()
+    assert kept.state() is ReplicaState.READY
+    assert not kept.keeper.flushing
+    await kept.stop()
 
 
 async def test_a_lost_worker_makes_the_replica_lost_and_it_is_started_again() -> None:
@@ -225,13 +274,14 @@ async def test_a_cancelled_drain_still_gives_everything_back() -> None:
 async def test_a_restart_drains_keeps_the_cache_and_is_not_counted_as_a_failure() -> None:
     kept = await Kept().ready()
     before = kept.keeper.incarnation
-    restart = asyncio.create_task(kept.keeper.restart(10.0))
+    restart = asyncio.create_task(kept.keeper.restart(10.0, 7.0))
     await kept.clock.move(0.2)
     await restart
     await settle()
     assert kept.state() is ReplicaState.READY
     assert kept.workers.removals == [("m-0", before, True)]
     assert "draining" in kept.states
+    assert kept.workers.graces == [7.0]
     for _ in range(2):
         await kept.fail_and_wait(1.5)
     assert kept.state() is ReplicaState.READY

@@ -140,6 +140,12 @@ def test_a_replica_config_adds_to_the_common_engine_arguments() -> None:
     assert spec.engine_config_of(1) == {"max_num_seqs": 4, "seed": 1}
 
 
+@pytest.mark.parametrize("name", ["block_size", "max_model_len", "kv_cache_memory_bytes"])
+def test_what_the_plan_computes_with_cannot_differ_between_replicas(name: str) -> None:
+    error = refusal(replica=2, replica_config=[{}, {"engine_config": {name: 64}}])
+    assert error.param == f"replica_config.1.engine_config.{name}"
+
+
 def test_two_replicas_of_one_name_are_refused() -> None:
     assert refusal(replica=2, replica_config=[{"replica_uid": "a"}, {"replica_uid": "a"}]).param == "replica_config"
 

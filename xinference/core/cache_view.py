@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ class CacheView:
             reader = self._open()
             entries = reader.find_request(key) if reader is not None else []
             if entries and all(entry.state != "running" for entry in entries):
-                return merge([self._as_record(entry) for entry in entries])
+                return self._merged(entries)
             if self._clock.now() >= deadline:
                 return None
             await asyncio.sleep(POLL_SECONDS)
@@ -117,14 +116,19 @@ class CacheView:
             # Where the latest change of a request is, is its place in the order.
             legs[entry.request] = [*legs.pop(entry.request, ()), entry]
         newest = list(legs.values())[-limit:]
-        return [merge([self._as_record(entry) for entry in some]) for some in reversed(newest)]
+        return [self._merged(some) for some in reversed(newest)]
 
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
-    def _as_record(self, entry: RequestEntry) -> dict[str, Any]:
+    def _merged(self, entries: list[RequestEntry]) -> dict[str, Any]:
+        # One offset for all: what began in the same step must keep the same time, or nobody can tell which choice was the first.
+        offset = self._clock.wall() - self._clock.now()
+        return merge([self._as_record(entry, offset) for entry in entries])
+
+    def _as_record(self, entry: RequestEntry, offset: float) -> dict[str, Any]:
         sources = dict(zip(SOURCES, entry.sources, strict=True))
         return {
             "request_id": entry.request.hex(),
@@ -138,12 +142,12 @@ class CacheView:
             "pre_clear_tokens": entry.pre_clear_tokens,
             "recomputed_tokens": entry.recomputed_tokens,
             "times": {
-                "queued": _unix(entry.queued_us),
-                "scheduled": _unix(entry.scheduled_us),
-                "load_started": _unix(entry.load_started_us),
-                "loaded": _unix(entry.loaded_us),
-                "first_token": _unix(entry.first_token_us),
-                "finished": _unix(entry.finished_us),
+                "queued": _unix(entry.queued_us, offset),
+                "scheduled": _unix(entry.scheduled_us, offset),
+                "load_started": _unix(entry.load_started_us, offset),
+                "loaded": _unix(entry.loaded_us, offset),
+                "first_token": _unix(entry.first_token_us, offset),
+                "finished": _unix(entry.finished_us, offset),
             },
         }
 
@@ -190,8 +194,6 @@ def run_time_ns(pid: int) -> int:
     return total
 
 
-def _unix(monotonic_us: int) -> float | None:
-    """CLOCK_MONOTONIC microseconds as unix seconds; None for "has not happened"."""
-    if not monotonic_us:
-        return None
-    return time.time() - time.monotonic() + monotonic_us / 1e6
+def _unix(monotonic_us: int, offset: float) -> float | None:
+    """CLOCK_MONOTONIC microseconds as unix seconds; None for "has not happened". ``offset`` is the one clock minus the other."""
+    return offset + monotonic_us / 1e6 if monotonic_us else None

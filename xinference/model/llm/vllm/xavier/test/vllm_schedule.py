@@ -6,14 +6,15 @@ dispatched before the outcome of the one before it is reported, as with asynchro
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256 as hash_function
@@ -30,6 +31,7 @@ from xinference.model.llm.vllm.xavier.connector.connector import XavierConnector
 from xinference.model.llm.vllm.xavier.connector.engine import ENGINES, Engine
 from xinference.model.llm.vllm.xavier.directory.control import ControlPageWriter, ControlState, PeerEntry
 from xinference.model.llm.vllm.xavier.directory.names import control_path
+from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.requests import SOURCES
 
 BLOCK = 32
@@ -87,6 +89,14 @@ def engine_config(model: Path, config: XavierConfig, num_blocks: int, budget: in
     return made
 
 
+def kv_tensors(page_bytes: int, num_blocks: int) -> list[KVCacheTensor]:
+    """One buffer for all layers; before 0.29 one for each."""
+    if "shared_by" in {field.name for field in fields(KVCacheTensor)}:
+        return [KVCacheTensor(size=page_bytes * num_blocks, shared_by=[name]) for name in LAYERS]
+    size = page_bytes * num_blocks
+    return [KVCacheTensor(size=size * len(LAYERS), layers=list(LAYERS), layer_stride=size, block_stride=page_bytes)]
+
+
 class Replica:
     """One engine without a model.
 
@@ -109,12 +119,9 @@ class Replica:
         self.vllm_config.scheduler_config.async_scheduling = depth > 1
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=HEAD_DIM, dtype=torch.bfloat16)
         size = spec.page_size_bytes
-        tensor = KVCacheTensor(size=size * num_blocks * 2, layers=list(LAYERS), layer_stride=size * num_blocks, block_stride=size)
-        self.kv_config = KVCacheConfig(num_blocks, [tensor], [KVCacheGroupSpec(list(LAYERS), spec)])
+        self.kv_config = KVCacheConfig(num_blocks, kv_tensors(size, num_blocks), [KVCacheGroupSpec(list(LAYERS), spec)])
         memory = torch.zeros(len(LAYERS), num_blocks, 1, BLOCK, 2 * HEAD_DIM, dtype=torch.bfloat16)
         self.slots = memory.view(torch.uint8).view(len(LAYERS), num_blocks, BLOCK, SLOT_BYTES).numpy()
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
         self.worker = XavierConnector(self.vllm_config, KVConnectorRole.WORKER, self.kv_config)
         self.worker.register_kv_caches({name: memory[index] for index, name in enumerate(LAYERS)})
         init_none_hash(hash_function)
@@ -133,7 +140,6 @@ class Replica:
         self.in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self.text: dict[str, list[int]] = {}
         self.copying = True
-        self.before_forward: Callable[[], None] = lambda: None
 
     @property
     def engine(self) -> Engine:
@@ -198,8 +204,6 @@ class Replica:
 
     def sources(self, request_id: str) -> dict[str, int]:
         """Where the tokens of a request came from; its record must add up."""
-        from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
-
         reader = SegmentReader.open(self.engine.state.segment.path, expected_incarnation=None)
         (entry,) = reader.find_request(bytes.fromhex(_hex(request_id)))
         assert sum(entry.sources) == entry.prompt_tokens
@@ -229,21 +233,21 @@ class Replica:
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         self.worker.bind_connector_metadata(output.kv_connector_metadata)
-        if output.has_sync_kv_loads:
+        loads_first = getattr(output, "has_sync_kv_loads", True)  # before 0.29 loads always come first
+        if loads_first:
             self.worker.start_load_kv(None)  # type: ignore[arg-type]
-        self.before_forward()
         bad = set(self.worker._worker._invalid)  # a model would compute on them; what it computes is thrown away
         sampled = [self._forward(request_id, starts[request_id], num, bad) for request_id, num in output.num_scheduled_tokens.items()]
-        if not output.has_sync_kv_loads:
+        if not loads_first:
             self.worker.start_load_kv(None)  # type: ignore[arg-type]
         self.worker.wait_for_save()
         if self.copying:
             self.engine.copier.run_pending()
-        results = self.worker.get_transfer_results(output.finished_req_ids)
+        sending, finished = self.worker.get_finished(output.finished_req_ids)
         invalid = self.worker.get_block_ids_with_load_errors()
         self.worker.clear_connector_metadata()
         ids = list(output.num_scheduled_tokens)
-        transfers = KVConnectorOutput(results.finished_sending, results.finished_recving, invalid_block_ids=invalid)
+        transfers = KVConnectorOutput(sending, finished, invalid_block_ids=invalid)
         return ModelRunnerOutput(ids, {name: index for index, name in enumerate(ids)}, sampled, kv_connector_output=transfers)
 
     def _forward(self, request_id: str, start: int, num_tokens: int, bad: set[int]) -> list[int]:

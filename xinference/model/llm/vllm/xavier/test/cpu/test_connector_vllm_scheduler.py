@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from xinference.model.llm.random_model import make_random_model
+from xinference.model.llm.vllm.xavier.policy.rates import MeasuredRates
 from xinference.model.llm.vllm.xavier.test.vllm_schedule import BLOCK, Replica
 from xinference.model.llm.vllm.xavier.transfer.copier import Copier
 
@@ -26,6 +27,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, model: Path, monkeypatc
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     monkeypatch.setattr(Copier, "start", lambda self: None)
+    # A scripted forward pass may be faster than a load. What is measured here must not decide what is loaded.
+    monkeypatch.setattr(MeasuredRates, "observe_prefill", lambda self, num_tokens, seconds: None)
+    monkeypatch.setattr(MeasuredRates, "observe_copy", lambda self, num_bytes, seconds: None)
     made: list[Replica] = []
 
     def one(uid: str, **kinds: Any) -> Replica:

@@ -73,8 +73,8 @@ class XavierConnector(KVConnectorBase_V1, SupportsHMA):
         refuse_unproven(self._facts)
         self._adapters = AdapterDigests()
         self._meta: StepMeta = EMPTY
-        self._half: XavierScheduler
-        self._worker: XavierWorker
+        self._half: XavierScheduler  # of the scheduler half
+        self._worker: XavierWorker | None = None  # of the worker half, from the registration of KV memory on
         self._guard: Guard
         if role is KVConnectorRole.SCHEDULER:
             engine = ENGINES.get(self._config)
@@ -119,9 +119,9 @@ class XavierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Synchronous loads are made here, asynchronous ones handed to the helper thread."""
-        meta = self._meta
-        if meta is not EMPTY:
-            self._guard.run("start_load_kv", lambda: self._worker.start_loads(meta), lambda: self._worker.fail_loads(meta))
+        meta, worker = self._meta, self._worker
+        if meta is not EMPTY and worker is not None:
+            self._guard.run("start_load_kv", lambda: worker.start_loads(meta), lambda: worker.fail_loads(meta))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are whole before the forward pass; layer hooks do not run under full CUDA graphs."""
@@ -131,14 +131,14 @@ class XavierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """The step's blocks are written: hand its saves to the helper thread. 0.21 does not call it on steps without a forward pass."""
-        meta = self._meta
-        if meta is not EMPTY:
-            self._guard.run("wait_for_save", lambda: self._worker.after_forward(meta), lambda: None)
+        meta, worker = self._meta, self._worker
+        if meta is not EMPTY and worker is not None:
+            self._guard.run("wait_for_save", lambda: worker.after_forward(meta), lambda: None)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose asynchronous load has ended, each exactly once. Nothing is ever sent."""
         self.wait_for_save()
-        if not self._worker.waits:
+        if self._worker is None or not self._worker.waits:
             return None, None
         finished: set[str] = self._guard.run("get_finished", self._worker.take_finished, set)
         return None, finished or None
@@ -150,7 +150,7 @@ class XavierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Engine blocks that a load should have filled and did not."""
-        return self._worker.take_invalid()
+        return self._worker.take_invalid() if self._worker is not None else set()
 
     # ---- scheduler half
 

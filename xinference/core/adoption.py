@@ -38,16 +38,17 @@ class Adoption:
             running: {order, report, control} of each of its replicas, as wire dicts.
         """
         for entry in running:
-            order = ReplicaOrder.from_wire(entry["order"])
-            report = ReplicaReport.from_wire(entry["report"])
-            if report.state != ReplicaState.READY or order.issued_by == self._state.incarnation:
-                continue
-            if order.model_uid in self._state.histories:  # terminated while the worker was away
-                continue
             try:
-                self._adopt_one(member, order, report, Control.from_wire(entry["control"]))
+                order = ReplicaOrder.from_wire(entry["order"])
+                report = ReplicaReport.from_wire(entry["report"])
+                if self._is_wanted(order, report):
+                    self._adopt_one(member, order, report, Control.from_wire(entry["control"]))
             except (XinferenceError, KeyError, TypeError, ValueError) as error:  # of another version: it is removed as unwanted
-                logger.warning("replica %s cannot be adopted: %s", order.replica_uid, error)
+                logger.warning("a replica of worker %s cannot be adopted: %s", member.worker_id, error)
+
+    def _is_wanted(self, order: ReplicaOrder, report: ReplicaReport) -> bool:
+        terminated_meanwhile = order.model_uid in self._state.histories
+        return report.state == ReplicaState.READY and order.issued_by != self._state.incarnation and not terminated_meanwhile
 
     def _adopt_one(self, member: Member, order: ReplicaOrder, report: ReplicaReport, control: Control) -> None:
         d = self._state.deployments.get(order.model_uid)

@@ -244,6 +244,7 @@ class FakeWorkers:
         self.reached = asyncio.Event()
         self.fail: Exception | None = None
         self.idle = True
+        self.asking_takes: ManualClock | None = None
         self.ready_at_once = True
 
     async def start_replica(self, worker_id: str, order: ReplicaOrder, control: Control) -> ReplicaReport:
@@ -265,6 +266,8 @@ class FakeWorkers:
             del self.running[report.replica_uid]
 
     async def is_idle(self, report: ReplicaReport) -> bool:
+        if self.asking_takes is not None:
+            await self.asking_takes.sleep(10.0)
         return self.idle
 
 

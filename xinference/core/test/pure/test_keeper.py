@@ -260,6 +260,19 @@ async def test_a_drain_ends_with_the_last_request() -> None:
     kept.assert_nothing_is_held()
 
 
+async def test_a_replica_that_ends_while_it_is_drained_for_good_is_not_started_again() -> None:
+    kept = await Kept().ready()
+    kept.workers.asking_takes = kept.clock
+    stopping = asyncio.create_task(kept.keeper.stop(drain_seconds=1000.0, grace_seconds=1.0))
+    await kept.clock.move(1.0)
+    kept.fails()
+    await kept.clock.move(5.0)
+    assert len(kept.workers.orders) == 1
+    await kept.clock.move(10.0)
+    await stopping
+    kept.assert_nothing_is_held()
+
+
 async def test_a_cancelled_drain_still_gives_everything_back() -> None:
     kept = await Kept().ready()
     kept.workers.idle = False
@@ -273,6 +286,10 @@ async def test_a_cancelled_drain_still_gives_everything_back() -> None:
 
 async def test_a_restart_drains_keeps_the_cache_and_is_not_counted_as_a_failure() -> None:
     kept = await Kept().ready()
+    for _ in range(2):
+        await kept.fail_and_wait(1.5)
+    kept.workers.removals.clear()
+    kept.workers.graces.clear()
     before = kept.keeper.incarnation
     restart = asyncio.create_task(kept.keeper.restart(10.0, 7.0))
     await kept.clock.move(0.2)

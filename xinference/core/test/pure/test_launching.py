@@ -14,7 +14,7 @@ from xinference.core.relaunch import RelaunchLimits
 from xinference.core.roster import Member, Roster
 from xinference.core.spec import LaunchSpec
 from xinference.core.states import ModelState, ReplicaState
-from xinference.core.test.fakes import FakeWorkers, ManualClock, facts, model, settle
+from xinference.core.test.fakes import FakeWorkers, ManualClock, devices, facts, model, settle
 from xinference.core.topology import ModelFacts
 from xinference.errors import Conflict, InvalidRequest, ModelNotFound, NoReplicaAvailable
 from xinference.settings import Settings
@@ -30,6 +30,7 @@ class Inspecting:
         self.refusal: Exception | None = None
 
     async def inspect(self, worker_id: str, spec: LaunchSpec) -> ModelFacts:
+        await asyncio.sleep(0)
         if self.refusal is not None:
             raise self.refusal
         return self.facts
@@ -183,6 +184,15 @@ async def test_two_models_cannot_have_one_name_but_a_failed_launch_may_be_repeat
     await cluster.launcher.terminate("m", 0.0)
 
 
+async def test_two_launches_of_one_name_at_once_are_one_launch_and_one_conflict() -> None:
+    cluster = Cluster()
+    results = await asyncio.gather(cluster.launcher.launch(BODY), cluster.launcher.launch(BODY), return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["Conflict", "Deployment"]
+    await settle()
+    await cluster.launcher.terminate("m", 0.0)
+    cluster.assert_nothing_is_held()
+
+
 async def test_two_launches_cannot_be_promised_the_same_memory() -> None:
     cluster = Cluster()
     half = {"model_path": "/m", "replica": 1, "kv_cache_memory_bytes": 11 << 30}
@@ -239,6 +249,34 @@ async def test_a_replica_whose_worker_is_lost_comes_up_on_another_of_the_host() 
     assert {worker for worker, _ in cluster.workers.running.values()} == {"w2"}
     assert cluster.model_state() is ModelState.READY
     await cluster.launcher.terminate("m", 0.0)
+    cluster.assert_nothing_is_held()
+
+
+async def test_a_replica_comes_up_where_it_was_although_another_worker_is_emptier() -> None:
+    cluster = Cluster()
+    await cluster.launch()
+    cluster.state.roster.register(Member("w0", 2, "b", facts(), cluster.clock.now()))
+    keeper = cluster.state.deployment("m").keepers["m-0"]
+    keeper.take_report(ReplicaReport("m", "m-0", keeper.incarnation, "failed", cause="killed"))
+    await cluster.clock.move(0.6)
+    assert cluster.workers.running["m-0"][0] == "w1"
+    await cluster.launcher.terminate("m", 0.0)
+
+
+async def test_a_replica_whose_device_was_taken_meanwhile_gets_another() -> None:
+    cluster = Cluster()
+    cluster.state.roster.register(Member("w1", 1, "a", facts(devices=devices(2)), cluster.clock.now()))
+    plain = {"enable_xavier": False, "xavier_cpu_cache_bytes": None, "replica": 1}
+    await cluster.launch(**plain, model_uid="a")
+    keeper = cluster.state.deployment("a").keepers["a-0"]
+    keeper.take_report(ReplicaReport("a", "a-0", keeper.incarnation, "failed", cause="killed"))
+    await settle()
+    await cluster.launch(**plain, model_uid="b")
+    await cluster.clock.move(0.6)
+    assert cluster.state.deployment("b").keepers["b-0"].placement.devices == (0,)
+    assert keeper.placement.devices == (1,)
+    for uid in ("a", "b"):
+        await cluster.launcher.terminate(uid, 0.0)
     cluster.assert_nothing_is_held()
 
 

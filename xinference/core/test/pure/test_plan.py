@@ -70,6 +70,11 @@ def test_each_replica_gets_a_device_of_its_own() -> None:
     assert placed.block_size == 16
 
 
+def test_a_device_that_is_in_use_is_passed_over() -> None:
+    used = WorkerView("w1", worker(devices=devices(3)).facts, 2, 0, {0: ("a-0",), 1: ("b-0",)})
+    assert plan(view=snapshot(used)).replicas[0].devices == (2,)
+
+
 def test_more_replicas_than_free_devices_are_refused() -> None:
     error = refusal(view=snapshot(worker(devices=devices(2))), replica=3)
     assert error.param == "replica"

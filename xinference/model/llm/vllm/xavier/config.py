@@ -44,7 +44,7 @@ class XavierConfig:
         model_identity: digest of the weights, or path and revision: two replicas share only if these are equal.
         sync_load_max_blocks, sync_load_max_seconds: a load from the own slab above either is made asynchronously.
         batch_max_blocks, batch_max_bytes: largest single copy.
-        async_load_max_share: share of the engine's blocks that asynchronous loads may hold at once.
+        async_load_max_share: share of the engine's blocks that several asynchronous loads may hold at once.
         followers_max: requests that wait for one leader's load.
         leader_patience_factor: a leader later than this many times its expected duration is given up.
         min_load_blocks: fewer hit blocks than this are not worth a load.

@@ -52,7 +52,7 @@ class Offers:
             return None
         stop = plan.stop
         if plan.kind == "async":
-            stop = min(stop, start + self._free_share())
+            stop = min(stop, start + self._free_share(stop - start))
             if stop - start < self._limits.min_blocks:
                 request.refusal = "async_share_refused"
                 return None
@@ -65,10 +65,10 @@ class Offers:
             epoch.promised = epoch.wanted == epoch.current == found_in_epoch
             return epoch.promised
 
-    def _free_share(self) -> int:
-        """Engine blocks that asynchronous loads may still take."""
+    def _free_share(self, wanted: int) -> int:
+        """Engine blocks that an asynchronous load may take. One that is alone takes what it wants, as its prompt would to be computed."""
         held = sum(len(job.pieces) for job in self._engine.state.open_loads.values() if job.asynchronous)
-        return max(0, self._share_blocks - held)
+        return max(0, self._share_blocks - held) if held else wanted
 
 
 def _cut(hits: tuple[Hit, ...], stop: int) -> tuple[Hit, ...]:

@@ -206,6 +206,13 @@ def test_asynchronous_loads_hold_no_more_than_their_share_of_the_engines_blocks(
     assert b.sources("r4") == {"peer_cpu": 8, "computed": 28}
 
 
+def test_a_load_that_is_alone_may_be_larger_than_the_share(tmp_path: Path, clock: Clock) -> None:
+    a, b = pair(tmp_path, clock, num_blocks=41, async_load_max_share=0.1)
+    a.ask("r1", range(36))
+    b.ask("r2", range(36))
+    assert b.sources("r2") == {"peer_cpu": 32, "computed": 4}
+
+
 def test_a_load_without_a_share_left_is_refused_and_counted_once(tmp_path: Path, clock: Clock) -> None:
     a, b = pair(tmp_path, clock, num_blocks=41, async_load_max_share=0.2)
     a.ask("r1", range(36))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import pytest_asyncio
 import xoscar as xo
 
@@ -20,6 +21,7 @@ from xinference.core.cluster_key import use_cluster_key
 from xinference.core.errors import Unreachable
 from xinference.core.supervisor import SUPERVISOR_UID
 from xinference.core.test.clusters import Cluster, settings_in, spec, steady_requests, until
+from xinference.errors import InvalidRequest
 
 STRANGER = """
 import asyncio, os, sys
@@ -234,3 +236,15 @@ async def reached(address: str) -> Any:
 
 async def known(cluster: Cluster) -> bool:
     return any(model["id"] == "m" and model["replica"] == 2 for model in await cluster.supervisor.list_models())
+
+
+async def test_a_refusal_by_a_worker_in_another_process_arrives_as_it_was_made(cluster: Cluster) -> None:
+    async with worker_process(cluster):
+        with pytest.raises(InvalidRequest) as caught:
+            await cluster.supervisor.launch_model(spec(engine_config={"faults": {"explode": True}}))
+        assert caught.value.message.startswith("the fake engine refuses its arguments: unknown field 'explode'")
+        assert caught.value.param == "engine_config"
+        configs = [{}, {"engine_config": {"fail_start": "no weights"}}]
+        await cluster.launch("failed", replica_config=configs)
+        cause = (await cluster.supervisor.describe_model("m"))["cause"]
+        assert cause.startswith("replica m-1: the engine ended with exit status 1: RuntimeError: no weights")

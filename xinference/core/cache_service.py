@@ -114,12 +114,9 @@ class CacheService:
 
 
 def _row(d: Deployment, keeper: ReplicaKeeper, report: dict[str, Any] | None, keepers: list[ReplicaKeeper]) -> dict[str, Any]:
+    mapped = set() if report is None else set(report["attached"])
     peers = [
-        {
-            "replica_uid": other.uid,
-            "attached": other.state is ReplicaState.READY,
-            "reason": None if other.state is ReplicaState.READY else other.state.value,
-        }
+        {"replica_uid": other.uid, "attached": other.incarnation in mapped, "reason": _detached(other, mapped)}
         for other in keepers
         if other is not keeper
     ]
@@ -133,6 +130,13 @@ def _row(d: Deployment, keeper: ReplicaKeeper, report: dict[str, Any] | None, ke
         "counters": {} if report is None else report["counters"],
         "peers": peers if d.spec.enable_xavier else [],
     }
+
+
+def _detached(other: ReplicaKeeper, mapped: set[int]) -> str | None:
+    """Why a replica has not mapped another one's segment."""
+    if other.incarnation in mapped:
+        return None
+    return "not mapped; the replica's log says why" if other.state is ReplicaState.READY else other.state.value
 
 
 def _totals(reports: list[dict[str, Any]]) -> dict[str, Any]:

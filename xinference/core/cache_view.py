@@ -41,6 +41,7 @@ class CacheView:
         return {
             "namespace": None if name is None else name.namespace,
             "epoch_confirmed": header["epoch_confirmed"],
+            "attached": sorted(reader.attached()),
             "tiers": {
                 "cpu": {
                     "budget_bytes": None if self._order.cache is None else self._order.cache.cpu_cache_bytes,

@@ -72,7 +72,7 @@ async def test_peers_are_written_to_the_control_pages_and_a_clear_is_confirmed(c
 
     async def attached() -> bool:
         status = await cluster.supervisor.xavier_status("m")
-        return all(replica["counters"].get("peer_attach_ok") for replica in status["replicas"])
+        return all(peer["attached"] for replica in status["replicas"] for peer in replica["peers"])
 
     await until(attached)
     cleared = await cluster.supervisor.xavier_clear("m")

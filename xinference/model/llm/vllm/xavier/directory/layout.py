@@ -35,6 +35,10 @@ REQUEST_BYTES = 256
 MAX_PLACES = (1 << 32) - 2  # a hint holds place + 1 in 32 bits
 MASK = (1 << 64) - 1
 
+# Header words that list the incarnations of the peers whose segments the owner has mapped; 0 ends the list.
+ATTACHED_FIRST = 64
+MAX_ATTACHED = 64
+
 MAGIC = int.from_bytes(b"xavierS1", "little")
 LINE = Struct("@8Q")
 
@@ -105,7 +109,7 @@ def record_check(place: int, k0: int, k1: int, generation: int, epoch: int, pare
 
 def layout_word() -> int:
     """Identifies this layout, the counters' names and the request record's format: a file of any other is not read."""
-    text = "1|" + "|".join(spec.name for spec in COUNTERS) + "|" + ENTRY_FORMAT
+    text = "2|" + "|".join(spec.name for spec in COUNTERS) + "|" + ENTRY_FORMAT
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

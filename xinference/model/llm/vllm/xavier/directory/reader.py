@@ -11,7 +11,14 @@ from xinference.model.llm.vllm.xavier.directory.counters import Counters
 from xinference.model.llm.vllm.xavier.directory.files import open_for_reading
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry
 from xinference.model.llm.vllm.xavier.directory.header import describe, read_geometry
-from xinference.model.llm.vllm.xavier.directory.layout import COUNTER_BYTES, HEADER_BYTES, Word, refuse_unordered_machine
+from xinference.model.llm.vllm.xavier.directory.layout import (
+    ATTACHED_FIRST,
+    COUNTER_BYTES,
+    HEADER_BYTES,
+    MAX_ATTACHED,
+    Word,
+    refuse_unordered_machine,
+)
 from xinference.model.llm.vllm.xavier.directory.liveness import runs
 from xinference.model.llm.vllm.xavier.directory.records import Found, Keys, RecordTable, words_of
 from xinference.model.llm.vllm.xavier.directory.requests import RequestEntry, RequestLog
@@ -110,6 +117,10 @@ class SegmentReader:
     def header(self) -> dict[str, int]:
         """The header's words by lower-case name (see layout.Word)."""
         return describe(self._header)
+
+    def attached(self) -> frozenset[int]:
+        """Incarnations of the peers whose segments the owner has mapped."""
+        return frozenset(int(word) for word in self._header[ATTACHED_FIRST : ATTACHED_FIRST + MAX_ATTACHED] if word)
 
     def requests_since(self, update: int) -> tuple[list[RequestEntry], int]:
         """Accounting records changed after ``update`` (0: all), and the number to pass next time."""

@@ -20,7 +20,15 @@ from xinference.model.llm.vllm.xavier.directory.counters import Counters
 from xinference.model.llm.vllm.xavier.directory.files import FileLock, allocate, create_file, give_name, lock_file
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry
 from xinference.model.llm.vllm.xavier.directory.header import read_geometry, write_static
-from xinference.model.llm.vllm.xavier.directory.layout import COUNTER_BYTES, HEADER_BYTES, State, Word, refuse_unordered_machine
+from xinference.model.llm.vllm.xavier.directory.layout import (
+    ATTACHED_FIRST,
+    COUNTER_BYTES,
+    HEADER_BYTES,
+    MAX_ATTACHED,
+    State,
+    Word,
+    refuse_unordered_machine,
+)
 from xinference.model.llm.vllm.xavier.directory.liveness import start_ticks
 from xinference.model.llm.vllm.xavier.directory.records import Keys, OwnedRecordTable, words_of
 from xinference.model.llm.vllm.xavier.directory.requests import RequestRing
@@ -135,6 +143,12 @@ class SegmentWriter:
         """What the store's books say, for whoever looks from outside."""
         self._header[_USED_PLACES] = blocks
         self._header[_USED_BYTES] = num_bytes
+
+    def set_attached(self, incarnations: Sequence[int]) -> None:
+        """Which peers' segments this replica has mapped, for whoever looks from outside: at most MAX_ATTACHED of them."""
+        words = [*incarnations[:MAX_ATTACHED], *[0] * (MAX_ATTACHED - len(incarnations))]
+        for index, incarnation in enumerate(words, ATTACHED_FIRST):
+            self._header[index] = incarnation
 
     def beat(self) -> None:
         """Say that the owner's helper thread is alive, in microseconds of CLOCK_MONOTONIC."""

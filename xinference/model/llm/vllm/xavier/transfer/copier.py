@@ -168,6 +168,7 @@ class Copier:
                     state.epoch.ask(page.epoch)
                 state.epoch.apply()
                 state.epoch.confirm(state.oldest_open_epoch())
+                state.segment.set_attached([peer.entry.incarnation for peer in state.peers.attached])
                 state.segment.beat()
         except Exception as error:
             state.report("the control page", error)

@@ -30,6 +30,19 @@ def test_a_published_block_is_found_by_owner_and_reader_with_its_bytes(tmp_path:
     assert reader.still(found.place, found.generation)
 
 
+def test_the_peers_that_are_mapped_can_be_read_from_outside(tmp_path: Path) -> None:
+    segment = open_segment(tmp_path)
+    reader = reader_of(segment)
+    assert reader.attached() == frozenset()
+    segment.set_attached([11, 22])
+    assert reader.attached() == {11, 22}
+    segment.set_attached([22])
+    assert reader.attached() == {22}
+    segment.set_attached(range(1, layout.MAX_ATTACHED + 9))
+    assert reader.attached() == set(range(1, layout.MAX_ATTACHED + 1))
+    assert reader.header()["file_bytes"] == segment.geometry.file_bytes
+
+
 def test_an_empty_segment_holds_no_key_at_all(tmp_path: Path) -> None:
     segment = open_segment(tmp_path)
     assert segment.place_of(BlockKey(0, 0)) is None

@@ -8,6 +8,7 @@ import pytest
 
 from xinference.model.llm.vllm.xavier.directory.control import PeerEntry
 from xinference.model.llm.vllm.xavier.directory.names import segment_path
+from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
 from xinference.model.llm.vllm.xavier.test.mini_engine import NAMESPACE, Clock, MiniEngine
 from xinference.model.llm.vllm.xavier.test.segments import small
@@ -85,6 +86,15 @@ def test_a_peer_of_another_start_than_the_control_page_says_is_not_attached(me: 
     assert uids(me) == []
     me.know(other)
     assert uids(me) == ["other"]
+
+
+def test_which_peers_are_mapped_stands_in_the_segment(me: MiniEngine, tmp_path: Path, clock: Clock) -> None:
+    other = MiniEngine(tmp_path, "other", clock, incarnation=5)
+    reader = SegmentReader.open(me.engine.state.segment.path, expected_incarnation=None)
+    me.know(other)
+    assert reader.attached() == {5}
+    me.know()
+    assert reader.attached() == frozenset()
 
 
 def test_a_peer_that_is_no_longer_named_is_let_go(me: MiniEngine, tmp_path: Path, clock: Clock) -> None:

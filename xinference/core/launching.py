@@ -232,13 +232,15 @@ class Launcher:
             raise InvalidRequest(
                 "model_engine=fake is for tests: the server must be started with XINFERENCE_ALLOW_FAKE_ENGINE=1", "model_engine"
             )
-        model_uid = spec.model_uid or spec.model_name or (spec.model_path or "").rstrip("/").rsplit("/", 1)[-1]
-        if not model_uid:
-            raise InvalidRequest("give model_uid, the name under which the model is served", "model_uid")
+        model_uid = spec.served_name()
         self._refuse_double(model_uid)
-        workers = [w for w in self._state.snapshot().workers if spec.worker_ip in (None, w.facts.ip)]
-        if not workers:
+        joined = self._state.snapshot().workers
+        if not joined:
             raise NoReplicaAvailable("no worker has joined this cluster: start one with xinference-worker")
+        workers = [worker for worker in joined if spec.worker_ip in (None, worker.facts.ip)]
+        if not workers:
+            known = ", ".join(sorted({worker.facts.ip for worker in joined}))
+            raise InvalidRequest(f"no worker at {spec.worker_ip}; there are {known}", "worker_ip")
         try:
             return spec, model_uid, await self._workers.inspect(workers[0].worker_id, spec)
         except Unreachable as error:

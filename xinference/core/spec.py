@@ -17,6 +17,7 @@ from xinference.core.environment import check_environment
 from xinference.errors import InvalidRequest, NotSupported
 
 MAX_REPLICAS = 64
+MODEL_UID_CHARACTERS = 128
 MODEL_UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 REPLICA_UID = re.compile(r"[A-Za-z0-9_-]{1,48}")
 _BYTES = TypeAdapter(ByteSize)
@@ -138,6 +139,18 @@ class LaunchSpec(Strict):
     def to_wire(self) -> dict[str, Any]:
         """The spec as JSON values; ``parse_spec`` of it gives an equal spec."""
         return self.model_dump(mode="json")
+
+    def served_name(self) -> str:
+        """The name the model is served under: as given, else made of its name or of its directory's.
+
+        Raises:
+            InvalidRequest: nothing usable is left of it.
+        """
+        given = self.model_uid or self.model_name or (self.model_path or "").rstrip("/").rsplit("/", 1)[-1]
+        name = re.sub(r"[^A-Za-z0-9._/-]+", "-", given)[:MODEL_UID_CHARACTERS].strip("._/-")
+        if not name:
+            raise InvalidRequest("give model_uid, the name under which the model is served", "model_uid")
+        return name
 
     def engine_config_of(self, index: int) -> dict[str, Any]:
         """Engine arguments of the replica at ``index``: the common ones, then its own."""

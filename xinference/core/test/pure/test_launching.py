@@ -214,6 +214,13 @@ async def test_a_dry_run_returns_the_plan_with_its_command_and_changes_nothing()
     cluster.assert_nothing_is_held()
 
 
+async def test_a_named_worker_that_is_not_there_is_refused_with_those_that_are() -> None:
+    cluster = Cluster()
+    with pytest.raises(InvalidRequest, match=r"there are 127\.0\.0\.1") as caught:
+        await cluster.launcher.launch({**BODY, "worker_ip": "10.9.9.9"})
+    assert caught.value.param == "worker_ip"
+
+
 async def test_without_a_worker_there_is_no_launch() -> None:
     cluster = Cluster()
     cluster.state.roster.members.clear()

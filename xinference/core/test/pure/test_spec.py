@@ -155,6 +155,25 @@ def test_a_model_uid_is_a_plain_name(uid: str) -> None:
     assert refusal(model_uid=uid).param == "model_uid"
 
 
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"model_path": "/models/Qwen2.5-0.5B/"}, "Qwen2.5-0.5B"),
+        ({"model_path": "/models/my model (1)"}, "my-model-1"),
+        ({"model_path": "/models/x", "model_name": "qwen"}, "qwen"),
+        ({"model_path": "/models/x", "model_name": "qwen", "model_uid": "mine"}, "mine"),
+    ],
+)
+def test_a_model_without_a_uid_is_named_after_its_name_or_its_directory(body: dict[str, str], name: str) -> None:
+    assert parse_spec(body).served_name() == name
+
+
+def test_a_model_that_nothing_can_be_named_after_asks_for_a_uid() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_spec({"model_path": "/"}).served_name()
+    assert caught.value.param == "model_uid"
+
+
 def test_a_model_uid_may_hold_slashes_and_dots() -> None:
     assert parse_spec({"model_path": "/m", "model_uid": "Qwen/Qwen2.5-0.5B"}).model_uid == "Qwen/Qwen2.5-0.5B"
 

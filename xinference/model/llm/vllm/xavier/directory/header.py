@@ -4,15 +4,16 @@ import os
 from struct import Struct
 
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry, segment_geometry
-from xinference.model.llm.vllm.xavier.directory.layout import HEADER_BYTES, MAGIC, WORD_BYTES, Word, layout_word
+from xinference.model.llm.vllm.xavier.directory.layout import HEADER_BYTES, MAGIC, MASK, WORD_BYTES, Word, layout_word
 from xinference.model.llm.vllm.xavier.errors import SegmentRefused
 
 _HEADER = Struct(f"@{HEADER_BYTES // WORD_BYTES}Q")
 
 
 def static_words(geometry: SegmentGeometry) -> dict[Word, int]:
-    """The words that never change in a file's life."""
-    return {
+    """The words that never change in a file's life. The last one commits to the others: rounded up to whole pages, a file may be as large
+    as another geometry would make it."""
+    words = {
         Word.MAGIC: MAGIC,
         Word.LAYOUT: layout_word(),
         Word.NUM_PLACES: geometry.num_places,
@@ -27,6 +28,7 @@ def static_words(geometry: SegmentGeometry) -> dict[Word, int]:
         Word.RECORDS_OFFSET: geometry.records_offset,
         Word.SLAB_OFFSET: geometry.slab_offset,
     }
+    return {**words, Word.STATIC_CHECK: hash(tuple(words.values())) & MASK}
 
 
 def read_geometry(fd: int, path: str) -> SegmentGeometry:

@@ -9,7 +9,6 @@ Times are microseconds of CLOCK_MONOTONIC, which all processes of a host share; 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from struct import Struct
 
 SOURCES = ("local", "peer_gpu", "gpu_tier", "cpu_tier", "peer_cpu", "remote", "handed_over", "computed")
@@ -27,10 +26,6 @@ UPDATE, ID0, ID1, STATE, PROMPT, OUTPUT, PRE_CLEAR, RECOMPUTED, FIRST_SOURCE = r
 FIRST_TIME = FIRST_SOURCE + len(SOURCES)
 END = FIRST_TIME + len(TIMES)
 ENTRY_FORMAT = f"requests:{END}:{','.join(SOURCES)}:{','.join(STATES)}:{','.join(TIMES)}"
-
-_CHECK_BASE = 0xD1B54A32D192ED03
-# One random odd factor a word. Multiples of one constant would not do: small changes of several words could cancel out.
-_FACTORS = tuple(int.from_bytes(blake2b(b"request word %d" % index, digest_size=8).digest(), "little") | 1 for index in range(RECORD_WORDS))
 
 
 @dataclass(frozen=True)
@@ -177,7 +172,5 @@ def _unpack(values: tuple[int, ...]) -> RequestEntry:
 
 
 def _check(values: tuple[int, ...]) -> int:
-    total = _CHECK_BASE
-    for offset in range(1, END):
-        total += values[offset] * _FACTORS[offset]
-    return total & _MASK or 1
+    """The same kind of check word as a block's record has (layout.record_check); never 0, the word of a record never written."""
+    return hash(values[1:END]) & _MASK or 1

@@ -1,8 +1,13 @@
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xinference.model.llm.vllm.xavier.config import BOOK_BYTES_PER_PLACE
+from xinference.model.llm.vllm.xavier.directory import layout
 from xinference.model.llm.vllm.xavier.directory.counters import COUNTERS, INDEX_BY_NAME
 from xinference.model.llm.vllm.xavier.directory.geometry import plan_segment, segment_geometry, total_bytes
 from xinference.model.llm.vllm.xavier.directory.layout import COUNTER_BYTES, MAX_PLACES, REQUEST_BYTES, Word, layout_word
@@ -86,3 +91,20 @@ def test_header_counters_and_request_records_fit_their_regions() -> None:
     assert END <= RECORD_WORDS == REQUEST_BYTES // 8
     assert BOOK_BYTES_PER_PLACE < 64
     assert 0 < layout_word() < 1 << 64
+
+
+def test_check_words_are_the_same_in_processes_with_other_hash_seeds() -> None:
+    code = (
+        f"from {layout.__name__} import layout_word, record_check\nprint(layout_word(), record_check(1, 2**64 - 1, 2**63, 4, 5, 6, 7, 8))"
+    )
+    expected = f"{layout_word()} {layout.record_check(1, 2**64 - 1, 2**63, 4, 5, 6, 7, 8)}\n"
+    for seed in ("0", "1", "random"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
+        assert result.stdout == expected
+
+
+def test_a_layout_with_other_check_words_is_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = layout_word()
+    monkeypatch.setattr(layout, "record_check", lambda *words: sum(words))
+    assert layout_word() != mine

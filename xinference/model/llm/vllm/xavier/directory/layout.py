@@ -93,8 +93,9 @@ def record_check(place: int, k0: int, k1: int, generation: int, epoch: int, pare
 
 
 def layout_word() -> int:
-    """Identifies this layout, the counters' names and the request record's format: a file of any other is not read."""
-    text = "2|" + "|".join(spec.name for spec in COUNTERS) + "|" + ENTRY_FORMAT
+    """Identifies this layout, its check words, the counters' names and the request record's format: a file of any other is not read."""
+    sample = record_check(1, 1 << 63, 1 << 62, 4, 5, 6, 7, 8)
+    text = f"2|{sample:x}|{'|'.join(spec.name for spec in COUNTERS)}|{ENTRY_FORMAT}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

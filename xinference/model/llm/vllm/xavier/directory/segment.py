@@ -109,6 +109,7 @@ class SegmentWriter:
         header[Word.START_TICKS] = start_ticks(os.getpid()) or 0
         self.set_epoch(epoch)
         header[Word.EPOCH_CONFIRMED] = 0
+        self.set_attached(())
         self.beat()
         if adopting:
             adoption = adopt_records(self._table, self.geometry.num_places, epoch)

@@ -40,7 +40,10 @@ def test_the_peers_that_are_mapped_can_be_read_from_outside(tmp_path: Path) -> N
     assert reader.attached() == {22}
     segment.set_attached(range(1, layout.MAX_ATTACHED + 9))
     assert reader.attached() == set(range(1, layout.MAX_ATTACHED + 1))
-    assert reader.header()["file_bytes"] == segment.geometry.file_bytes
+    segment.close()
+    open_segment(tmp_path, incarnation=8)
+    assert reader.attached() == frozenset()  # a successor has mapped nobody yet
+    assert reader.header()["file_bytes"] == small().file_bytes
 
 
 def test_an_empty_segment_holds_no_key_at_all(tmp_path: Path) -> None:

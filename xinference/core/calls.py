@@ -11,7 +11,7 @@ from typing import Any
 import xoscar as xo
 from xoscar.errors import ActorNotExist, ServerClosed
 
-from xinference.core.errors import Unreachable
+from xinference.core.errors import Closed, Unreachable
 
 
 async def call(awaitable: Awaitable[Any], timeout_seconds: float) -> Any:
@@ -19,6 +19,7 @@ async def call(awaitable: Awaitable[Any], timeout_seconds: float) -> Any:
 
     Raises:
         Unreachable: the other process is dead, hung, or has no such actor.
+        Closed: the connection ended before the answer: the process died, or does not accept our frames.
         Whatever the method itself raised.
     """
     task = asyncio.ensure_future(awaitable)
@@ -30,7 +31,9 @@ async def call(awaitable: Awaitable[Any], timeout_seconds: float) -> Any:
         raise
     except TimeoutError:
         raise Unreachable(f"no answer within {timeout_seconds:g} s") from None
-    except (ServerClosed, ConnectionError, ActorNotExist) as error:
+    except ServerClosed as error:
+        raise Closed("the process is gone (ServerClosed)") from error
+    except (ConnectionError, ActorNotExist) as error:
         raise Unreachable(f"the process is gone ({type(error).__name__})") from error
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xinference.core.actor_directory import use_actor_directory
-from xinference.core.cluster_key import use_cluster_key
+from xinference.core.cluster_key import use_cluster_key, use_given_cluster_key
 from xinference.core.worker_identity import WorkerIdentity, take_identity
 from xinference.settings import Settings
 
@@ -81,7 +81,12 @@ async def start_supervisor(settings: Settings, host: str | None = None) -> Local
 
 
 async def start_worker(settings: Settings, supervisor_address: str, host: str | None = None) -> LocalCluster:
-    """A worker that joins the supervisor at ``supervisor_address`` (host:port) and joins again whenever it has to."""
+    """A worker that joins the supervisor at ``supervisor_address`` (host:port) and joins again whenever it has to.
+
+    Raises:
+        ClusterKeyRefused: the cluster's key is not there; a worker makes none.
+    """
+    use_given_cluster_key(settings.home_dir)
     _prepare(settings)
     pool, downs = await _start_pool(f"{host or LOOPBACK}:0")
     try:

@@ -15,7 +15,7 @@ FILE_NAME = "cluster.key"
 
 
 class ClusterKeyRefused(OSError):
-    """The key file is readable by others, or empty."""
+    """The key file is readable by others, or empty, or missing where none may be made."""
 
 
 def cluster_key(home: Path) -> str:
@@ -50,3 +50,26 @@ def use_cluster_key(home: Path) -> None:
     """Put the key into the environment, where xoscar looks for it and child processes inherit it; a key that is there already wins."""
     if not os.environ.get(VARIABLE):
         os.environ[VARIABLE] = cluster_key(home)
+
+
+def use_given_cluster_key(home: Path) -> None:
+    """The same for who joins a cluster: a key made here would be a stranger's.
+
+    Raises:
+        ClusterKeyRefused: there is none, or others could have read it.
+    """
+    if os.environ.get(VARIABLE):
+        return
+    if not has_cluster_key(home):
+        raise ClusterKeyRefused(missing_key(home))
+    os.environ[VARIABLE] = cluster_key(home)
+
+
+def has_cluster_key(home: Path) -> bool:
+    """Whether a key was given to this process or lies in its home."""
+    return bool(os.environ.get(VARIABLE)) or (home / FILE_NAME).exists()
+
+
+def missing_key(home: Path) -> str:
+    """What to do when there is none."""
+    return f"the cluster's key is missing: copy {FILE_NAME} from the supervisor's home to {home} or set {VARIABLE}"

@@ -2,6 +2,7 @@
 
     CoreError
     ├── Unreachable     another process is dead, hung or refuses the connection; whether the call took effect is unknown
+    │   └── Closed      the connection ended before the answer
     ├── ReplicaEnded    an engine start came to an end; the message is the cause
     └── OrderWithdrawn  an order arrived after it had been taken back
 
@@ -16,6 +17,10 @@ class CoreError(Exception):
 
 
 class Unreachable(CoreError):
+    pass
+
+
+class Closed(Unreachable):
     pass
 
 

@@ -12,7 +12,7 @@ import xoscar as xo
 from xinference.core.calls import call
 from xinference.core.changes import Changes
 from xinference.core.engines import Engines
-from xinference.core.errors import Unreachable
+from xinference.core.errors import Closed, Unreachable
 from xinference.core.host import WorkerHost, wire_reports
 from xinference.core.inventory import measure, nvml, read_devices
 from xinference.core.leftovers import MachineLeftovers
@@ -139,19 +139,22 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         """Register, then a heartbeat each second and after each change; register again when the supervisor does not know us."""
         known = 0
         joined = False
+        said: str | None = None  # what keeps us out is said when it begins and when it changes, not each second
         while True:
             try:
                 supervisor = await self._supervisor()
                 if not joined:
                     await call(supervisor.register_worker(await self._introduction()), CALL_SECONDS)
-                    joined = True
+                    joined, said = True, None
                 answer = await call(supervisor.heartbeat(await self._beat()), CALL_SECONDS)
                 joined = answer["known"]
                 if joined:
                     self._obey(answer)
             except Unreachable as error:
-                logger.warning("the supervisor does not answer: %s", error)
-                joined = False
+                reason = await self._kept_out(error, joined)
+                if reason != said:
+                    logger.warning("%s", reason)
+                said, joined = reason, False
                 await asyncio.sleep(REJOIN_SECONDS)
                 continue
             except Exception:
@@ -167,6 +170,12 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
                 await self._host.probe()
             except Exception:
                 logger.exception("probing replicas failed")
+
+    async def _kept_out(self, error: Unreachable, joined: bool) -> str:
+        """Why we cannot join. A connection that was in use and ended tells nothing of keys: the supervisor may have been started again."""
+        if isinstance(error, Closed) and not joined and await answers(self._supervisor_at[0]):
+            return f"the supervisor at {self._supervisor_at[0]} refused: is the cluster key the supervisor's?"
+        return f"the supervisor does not answer: {error}"
 
     async def _supervisor(self) -> Any:
         address, uid = self._supervisor_at
@@ -207,6 +216,17 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
         if answer["controls"]:
             self._loops.append(asyncio.create_task(self.apply_controls(answer["controls"])))
         self._loops = [loop for loop in self._loops if not loop.done()]
+
+
+async def answers(address: str) -> bool:
+    """Whether somebody listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), CALL_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def _flavour() -> Flavour | None:

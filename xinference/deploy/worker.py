@@ -1,6 +1,5 @@
 """``xinference-worker``: runs the replicas of one machine for a supervisor elsewhere."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -10,7 +9,7 @@ import click
 
 from xinference.api.auth import is_loopback
 from xinference.core.cluster import start_worker
-from xinference.core.cluster_key import FILE_NAME, VARIABLE
+from xinference.core.cluster_key import has_cluster_key, missing_key
 from xinference.deploy.cli import SETTINGS, run
 from xinference.deploy.server_options import process_options, settings_of
 from xinference.deploy.serving import run_server, running, set_up_logging, signalled
@@ -43,16 +42,12 @@ def check_reach(supervisor: str, host: str, home: Path) -> None:
     Raises:
         InvalidRequest: with what to do.
     """
-    here = is_loopback(supervisor.rpartition(":")[0])
-    if not here and is_loopback(host):
+    if not is_loopback(supervisor.rpartition(":")[0]) and is_loopback(host):
         raise InvalidRequest(
             "the supervisor is on another machine: give an address of this one that it can reach with --host", param="host"
         )
-    if (here and is_loopback(host)) or os.environ.get(VARIABLE) or (home / FILE_NAME).exists():
-        return
-    raise InvalidRequest(
-        f"the cluster's key is missing: copy {FILE_NAME} from the supervisor's home to {home}, or set {VARIABLE}", param="home"
-    )
+    if not has_cluster_key(home):
+        raise InvalidRequest(missing_key(home), param="home")
 
 
 @click.command("xinference-worker", context_settings=SETTINGS)

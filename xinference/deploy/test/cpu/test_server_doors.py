@@ -1,8 +1,10 @@
 """Who may reach a server: taken ports, other machines, keys; and a worker that joins from another process."""
 
+import contextlib
 import signal
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 from xinference.client.sync_client import Client
 from xinference.deploy.test.servers import STOP_SECONDS, ServerProcess, make_model
 from xinference.errors import AuthenticationFailed
+
+REFUSED = "refused: is the cluster key the supervisor's?"
 
 
 @pytest.fixture
@@ -100,7 +104,8 @@ def test_a_worker_in_another_process_joins_and_leaves(server: ServerProcess, tmp
         ((), "--supervisor HOST:PORT"),
         (("--supervisor", "nowhere"), "not of the form HOST:PORT"),
         (("--supervisor", "10.1.2.3:9998"), "--host"),
-        (("--supervisor", "10.1.2.3:9998", "--host", "10.1.2.4"), "cluster.key"),
+        (("--supervisor", "10.1.2.3:9998", "--host", "10.1.2.4"), "copy cluster.key from the supervisor's home"),
+        (("--supervisor", "127.0.0.1:9998"), "copy cluster.key from the supervisor's home"),
     ],
 )
 def test_a_worker_that_cannot_work_is_refused_at_once(tmp_path: Path, words: tuple[str, ...], hint: str) -> None:
@@ -108,3 +113,46 @@ def test_a_worker_that_cannot_work_is_refused_at_once(tmp_path: Path, words: tup
     worker.start(*words)
     assert end(worker) == 2
     assert hint in worker.log
+    assert not (worker.home / "cluster.key").exists()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A worker with a home and a key of its own."""
+    root = tmp_path / "elsewhere"
+    root.mkdir()
+    worker = ServerProcess("worker", root)
+    worker.home.mkdir(mode=0o700)
+    (worker.home / "cluster.key").touch(0o600)
+    (worker.home / "cluster.key").write_text("another")
+    yield worker
+    worker.kill()
+
+
+def test_a_worker_with_another_key_is_told_what_may_be_wrong(tmp_path: Path, elsewhere: ServerProcess) -> None:
+    supervisor = ServerProcess("supervisor", tmp_path)
+    try:
+        supervisor.start("--port", str(supervisor.port), "--supervisor-port", "0")
+        supervisor.wait_for(lambda: "Workers join with" in supervisor.log, "it does not say where")
+        elsewhere.start("--supervisor", supervisor.log.partition("--supervisor ")[2].split()[0])
+        elsewhere.wait_for(lambda: REFUSED in elsewhere.log, "it does not say")
+    finally:
+        supervisor.kill()
+
+
+def test_a_worker_that_is_refused_again_and_again_says_so_once(elsewhere: ServerProcess) -> None:
+    connections = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+                    connections.append(1)
+
+        threading.Thread(target=refuse, daemon=True).start()
+        elsewhere.start("--supervisor", f"127.0.0.1:{listener.getsockname()[1]}")
+        elsewhere.wait_for(lambda: len(connections) >= 8, "it does not try again")  # two for each attempt
+        listener.shutdown(socket.SHUT_RDWR)
+    elsewhere.wait_for(lambda: "does not answer" in elsewhere.log, "it does not say what has changed")
+    assert elsewhere.log.count(REFUSED) == 1

@@ -149,8 +149,12 @@ class ReplicaKeeper:
             self._end(End(Cause.RESTART, "restarted on request"))
         self._again.set()
 
-    async def stop(self, *, drain_seconds: float, grace_seconds: float) -> None:
-        """End the replica for good: no new requests, wait for the open ones, stop the engine, remove its cache. Idempotent."""
+    async def stop(self, *, drain_seconds: float, grace_seconds: float, cause: str | None = None) -> None:
+        """End the replica for good: no new requests, wait for the open ones, stop the engine, remove its cache. Idempotent.
+
+        Args:
+            cause: why, if nobody asked for this; one that has failed then stays so, with its own cause.
+        """
         self.stopping = True
         try:
             if self.state is ReplicaState.READY:
@@ -158,9 +162,9 @@ class ReplicaKeeper:
         finally:
             self._keep_cache = False
             self._grace_seconds = grace_seconds
-            await finish(self._stop())
+            await finish(self._stop(cause))
 
-    async def _stop(self) -> None:
+    async def _stop(self, cause: str | None) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -169,8 +173,9 @@ class ReplicaKeeper:
         await self._taken.release()
         await self._remove_caches(set())
         self._surroundings.release(self.uid)
-        if self.state is not ReplicaState.STOPPED:
-            self._move(ReplicaEvent.STOP, "stopped")
+        failed = self.state in (ReplicaState.FAILED, ReplicaState.LOST)
+        if self.state is not ReplicaState.STOPPED and not (failed and cause is not None):
+            self._move(ReplicaEvent.STOP, cause or "stopped", cause=cause)
 
     async def _run(self, first: "asyncio.Future[None]") -> None:
         try:

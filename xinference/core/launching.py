@@ -18,10 +18,10 @@ from xinference.core.errors import CoreError, Unreachable
 from xinference.core.events import Stage
 from xinference.core.keeper import ReplicaKeeper, Surroundings
 from xinference.core.orders import CacheOrder, Control, ReplicaOrder
-from xinference.core.placement import Placement, Wish, place
+from xinference.core.placement import Placement, Wish, place, workers_at
 from xinference.core.plan import check_memory, plan_launch, room_on
 from xinference.core.spec import Engine, LaunchSpec, parse_spec
-from xinference.core.states import ENDED, ModelEvent, ModelState
+from xinference.core.states import ENDED, HELD, ModelEvent, ModelState
 from xinference.core.topology import ModelFacts
 from xinference.errors import Conflict, InvalidRequest, ModelNotFound, NoReplicaAvailable, XinferenceError
 from xinference.settings import Settings
@@ -237,10 +237,7 @@ class Launcher:
         joined = self._state.snapshot().workers
         if not joined:
             raise NoReplicaAvailable("no worker has joined this cluster: start one with xinference-worker")
-        workers = [worker for worker in joined if spec.worker_ip in (None, worker.facts.ip)]
-        if not workers:
-            known = ", ".join(sorted({worker.facts.ip for worker in joined}))
-            raise InvalidRequest(f"no worker at {spec.worker_ip}; there are {known}", "worker_ip")
+        workers = workers_at(spec.worker_ip, joined)
         try:
             return spec, model_uid, await self._workers.inspect(workers[0].worker_id, spec)
         except Unreachable as error:
@@ -263,7 +260,8 @@ class Launcher:
             d.move(ModelEvent.CANCEL, self._state.clock.wall(), "cancelled on request")
             raise
         except (CoreError, XinferenceError) as error:
-            await self._roll_back(d, keepers)
+            failed = next((keeper.uid for keeper in keepers if keeper.state not in HELD), None)
+            await self._roll_back(d, keepers, None if failed is None else f"stopped because {failed} failed")
             d.move(ModelEvent.FAIL, self._state.clock.wall(), error.message)
         except Exception:
             logger.exception("launching %s failed", d.model_uid)
@@ -276,15 +274,15 @@ class Launcher:
             self._state.forget_old_failures()
             self._state.routes.bump()
 
-    async def _roll_back(self, d: Deployment, keepers: list[ReplicaKeeper]) -> None:
+    async def _roll_back(self, d: Deployment, keepers: list[ReplicaKeeper], cause: str | None = None) -> None:
         d.record(Stage.ROLLING_BACK, "releasing everything the launch took", self._state.clock.wall())
-        await stop_all(keepers, 0.0, 0.0)
+        await stop_all(keepers, 0.0, 0.0, cause)
 
 
-async def stop_all(keepers: list[ReplicaKeeper], drain_seconds: float, grace_seconds: float) -> None:
+async def stop_all(keepers: list[ReplicaKeeper], drain_seconds: float, grace_seconds: float, cause: str | None = None) -> None:
     """Stop replicas side by side; every one is attempted, then the first error is raised."""
     results = await asyncio.gather(
-        *(keeper.stop(drain_seconds=drain_seconds, grace_seconds=grace_seconds) for keeper in keepers), return_exceptions=True
+        *(keeper.stop(drain_seconds=drain_seconds, grace_seconds=grace_seconds, cause=cause) for keeper in keepers), return_exceptions=True
     )
     for result in results:
         if isinstance(result, BaseException):

@@ -117,6 +117,12 @@ async def test_one_replica_that_fails_takes_the_whole_launch_back_and_it_stays_l
     assert cluster.stages()[-1] == "failed"
     assert cluster.state.tables()["m"]["replicas"] == []
     cluster.assert_nothing_is_held()
+    other = {"m-0": "m-1", "m-1": "m-0"}[failing]
+    told = {uid: (keeper.state, keeper.cause) for uid, keeper in deployment.keepers.items()}
+    assert told == {
+        failing: (ReplicaState.FAILED, "out of memory"),
+        other: (ReplicaState.STOPPED, f"stopped because {failing} failed"),
+    }
 
 
 @pytest.mark.parametrize("held", ["m-0", "m-1"])
@@ -216,7 +222,7 @@ async def test_a_dry_run_returns_the_plan_with_its_command_and_changes_nothing()
 
 async def test_a_named_worker_that_is_not_there_is_refused_with_those_that_are() -> None:
     cluster = Cluster()
-    with pytest.raises(InvalidRequest, match=r"there are 127\.0\.0\.1") as caught:
+    with pytest.raises(InvalidRequest, match=r"workers are at 127\.0\.0\.1") as caught:
         await cluster.launcher.launch({**BODY, "worker_ip": "10.9.9.9"})
     assert caught.value.param == "worker_ip"
 

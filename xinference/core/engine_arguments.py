@@ -118,6 +118,8 @@ def check_engine_arguments(arguments: dict[str, Any], param: str, extra: frozens
 
 
 def _converted(name: str, value: Any, where: str) -> Any:
+    if isinstance(value, str) and "\0" in value:
+        raise InvalidRequest(f"the value of engine argument {name!r} holds a zero byte", where)
     if name in SWITCHES:
         return _switch(name, value, where)
     if name in COUNTS:

@@ -10,17 +10,18 @@ from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import AliasChoices as Names
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from xinference.core.engine_arguments import ALLOWED, DENIED, FAKE_ARGUMENTS, canonical, check_engine_arguments, nearest
 from xinference.core.environment import check_environment
+from xinference.core.model_uid import slug, why_not
+from xinference.core.sizes import read_bytes
 from xinference.errors import InvalidRequest, NotSupported
 
 MAX_REPLICAS = 64
-MODEL_UID_CHARACTERS = 128
-MODEL_UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 REPLICA_UID = re.compile(r"[A-Za-z0-9_-]{1,48}")
-_BYTES = TypeAdapter(ByteSize)
+# Characters that no path, name or address holds: control characters (a zero byte cannot even be given to the system) and half characters.
+_UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 # Arguments of the engine under which blocks of two replicas could not be exchanged yet: name -> the one value that is allowed.
 SHARING_NEEDS: dict[str, Any] = {
     "tensor_parallel_size": 1,
@@ -49,31 +50,26 @@ class Transfer(StrEnum):
     NIXL = "nixl"
 
 
-def read_bytes(value: Any) -> int:
-    """A size in bytes from a number or text such as ``256MiB``. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError("give a number of bytes or text such as 256MiB")  # noqa: TRY004 (pydantic lets only ValueErrors through)
-    try:
-        size = int(_BYTES.validate_python(value.strip() if isinstance(value, str) else value))
-    except ValidationError:
-        raise ValueError(f"{value!r} is not a size; give a number of bytes or text such as 256MiB") from None
-    if size < 0:
-        raise ValueError("a size cannot be negative")
-    return size
-
-
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
 def _as_list(value: Any) -> Any:
     if isinstance(value, str):
-        return [part for part in value.split(",") if part]
+        return [int(part) if part.strip().isdecimal() else part for part in value.split(",") if part]
     return [value] if isinstance(value, int) else value
 
 
+def _number_or_word(value: Any) -> Any:
+    """JSON's true is an int to Python, and must not become the number 1."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, str))):
+        raise ValueError("give a number or a word")
+    return value
+
+
 Bytes = Annotated[int, BeforeValidator(read_bytes)]
-Indexes = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_as_list)]
+Index = Annotated[int, Field(ge=0, strict=True)]
+Indexes = Annotated[list[Index], BeforeValidator(_as_list)]
 
 
 class Strict(BaseModel):
@@ -84,7 +80,7 @@ class DeviceChoice(Strict):
     """One device a replica must run on."""
 
     worker_ip: str | None = None
-    gpu_idx: int = Field(ge=0)
+    gpu_idx: Index
 
 
 class ReplicaConfig(Strict):
@@ -104,12 +100,12 @@ class LaunchSpec(Strict):
     model_path: str | None = None
     model_type: Annotated[str, BeforeValidator(_lower)] = "llm"
     model_engine: Annotated[Engine, BeforeValidator(_lower)] = Engine.VLLM
-    model_size_in_billions: int | float | str | None = Field(
+    model_size_in_billions: Annotated[int | float | str | None, BeforeValidator(_number_or_word)] = Field(
         default=None, validation_alias=Names("model_size_in_billions", "size_in_billions")
     )
     model_format: str | None = None
     quantization: str | None = None
-    replica: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    replica: int = Field(default=1, ge=1, le=MAX_REPLICAS, strict=True)
     enable_xavier: bool = False
     xavier_gpu_cache_bytes: Bytes | None = None
     xavier_cpu_cache_bytes: Bytes | None = None
@@ -117,7 +113,7 @@ class LaunchSpec(Strict):
     vllm_transfer_backend_type: Annotated[Transfer, BeforeValidator(_lower)] | None = Field(
         default=None, validation_alias=Names("vllm_transfer_backend_type", "transfer_backend_type")
     )
-    n_gpu: int | str | None = None
+    n_gpu: Annotated[int | str | None, BeforeValidator(_number_or_word)] = None
     gpu_idx: Indexes | None = None
     worker_ip: str | None = None
     envs: dict[str, str] = {}
@@ -146,10 +142,13 @@ class LaunchSpec(Strict):
         Raises:
             InvalidRequest: nothing usable is left of it.
         """
-        given = self.model_uid or self.model_name or (self.model_path or "").rstrip("/").rsplit("/", 1)[-1]
-        name = re.sub(r"[^A-Za-z0-9._/-]+", "-", given)[:MODEL_UID_CHARACTERS].strip("._/-")
-        if not name:
-            raise InvalidRequest("give model_uid, the name under which the model is served", "model_uid")
+        if self.model_uid is not None:
+            return self.model_uid
+        given = self.model_name or (self.model_path or "").rstrip("/").rsplit("/", 1)[-1]
+        name = slug(given)
+        reason = why_not(name) if name else "nothing usable is left of it"
+        if reason is not None:
+            raise InvalidRequest(f"the model cannot be served under {given!r}: {reason}. Give model_uid", "model_uid")
         return name
 
     def engine_config_of(self, index: int) -> dict[str, Any]:
@@ -242,10 +241,12 @@ def _refuse(message: str, param: str) -> _Refused:
 
 
 def _check_identity(spec: LaunchSpec) -> None:
-    if spec.model_uid is not None and not MODEL_UID.fullmatch(spec.model_uid):
-        raise _refuse(
-            "model_uid may hold letters, digits and . _ / - (128 at most), and starts and ends with a letter or digit", "model_uid"
-        )
+    reason = why_not(spec.model_uid) if spec.model_uid is not None else None
+    if reason is not None:
+        raise _refuse(f"model_uid: {reason}", "model_uid")
+    for name in ("model_name", "model_path", "worker_ip"):
+        if _UNSPEAKABLE.search(getattr(spec, name) or ""):
+            raise _refuse(f"{name} holds a control character", name)
     if spec.model_path is None and spec.model_name is None:
         raise _refuse("give model_path, a directory with config.json and weights", "model_path")
     if spec.model_path is None:

@@ -33,6 +33,53 @@ def test_what_is_no_size_is_refused_with_an_example(size: object) -> None:
     assert error.param == "xavier_cpu_cache_bytes"
 
 
+@pytest.mark.parametrize("size", ["1.5.2GiB", "1GiB2", "1 GiB 2", "GiB", "1.5", "0x10", "1e9", "١GiB", "9" * 21, "1\nGiB", "1Mi B"])
+def test_a_size_is_one_number_and_one_unit_and_the_refusal_shows_how(size: str) -> None:
+    error = refusal(replica=2, enable_xavier=True, xavier_cpu_cache_bytes=size)
+    assert error.param == "xavier_cpu_cache_bytes"
+    assert "256MiB, 1.5GiB or 4GB" in error.message
+
+
+def test_a_size_may_have_a_fraction_of_a_unit() -> None:
+    assert parse_spec({**XAVIER, "xavier_cpu_cache_bytes": "1.5GiB"}).xavier_cpu_cache_bytes == 1610612736
+    assert parse_spec({**XAVIER, "xavier_cpu_cache_bytes": "4gb"}).xavier_cpu_cache_bytes == 4_000_000_000
+
+
+@pytest.mark.parametrize("value", [True, False, "2", 2.0, [2]])
+def test_a_number_of_replicas_is_a_number(value: object) -> None:
+    assert refusal(replica=value).param == "replica"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n_gpu": True}, "n_gpu"),
+        ({"n_gpu": [1]}, "n_gpu"),
+        ({"gpu_idx": True}, "gpu_idx.0"),
+        ({"gpu_idx": ["0"]}, "gpu_idx.0"),
+        ({"replica_config": [{"devices": [{"gpu_idx": True}]}]}, "replica_config.0.devices.0.gpu_idx"),
+        ({"model_size_in_billions": True}, "model_size_in_billions"),
+    ],
+)
+def test_true_and_text_are_no_numbers_anywhere(body: dict[str, object], param: str) -> None:
+    assert refusal(**body).param == param
+
+
+@pytest.mark.parametrize("name", ["model_path", "model_name", "worker_ip"])
+@pytest.mark.parametrize("text", ["/m\0", "/m\nx", "/m\x1b[2J", "/m\x7f", "/m\x85", "/m\ud800"])
+def test_control_characters_are_refused_in_paths_and_names(name: str, text: str) -> None:
+    error = refusal(**{name: text})
+    assert error.param == name
+
+
+def test_an_engine_argument_cannot_hold_a_zero_byte() -> None:
+    assert refusal(engine_config={"dtype": "a\0"}).param == "engine_config.dtype"
+
+
+def test_a_model_path_may_hold_any_letter() -> None:
+    assert parse_spec({"model_path": "/models/Größe 模型"}).model_path == "/models/Größe 模型"
+
+
 def test_both_spellings_of_a_field_are_one_field() -> None:
     assert parse_spec({"model_path": "/m", "size_in_billions": "0_5"}).model_size_in_billions == "0_5"
     error = refusal(transfer_backend_type="nixl")
@@ -155,11 +202,26 @@ def test_a_model_uid_is_a_plain_name(uid: str) -> None:
     assert refusal(model_uid=uid).param == "model_uid"
 
 
+@pytest.mark.parametrize("uid", ["a/../b", "a/./b", "a//b", "a..b/../c", "demo/xavier", "x/replicas", "logs", "events/a", "a/requests/b"])
+def test_a_model_uid_can_stand_in_a_path_without_being_taken_for_another(uid: str) -> None:
+    assert refusal(model_uid=uid).param == "model_uid"
+
+
+@pytest.mark.parametrize(
+    "body", [{"model_path": "/models/logs"}, {"model_path": "/m/ü"}, {"model_name": "a/../b"}, {"model_name": "demo/xavier"}]
+)
+def test_a_name_that_is_no_uid_asks_for_one(body: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="Give model_uid") as caught:
+        parse_spec({"model_path": "/m", **body}).served_name()
+    assert caught.value.param == "model_uid"
+
+
 @pytest.mark.parametrize(
     ("body", "name"),
     [
         ({"model_path": "/models/Qwen2.5-0.5B/"}, "Qwen2.5-0.5B"),
         ({"model_path": "/models/my model (1)"}, "my-model-1"),
+        ({"model_path": "/models/Größe 2..3"}, "Gr-e-2..3"),
         ({"model_path": "/models/x", "model_name": "qwen"}, "qwen"),
         ({"model_path": "/models/x", "model_name": "qwen", "model_uid": "mine"}, "mine"),
     ],

@@ -5,6 +5,7 @@ is taken first. A device carries one replica unless the user names it twice, or 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xinference.core.spec import Engine, LaunchSpec
@@ -97,12 +98,21 @@ def place(spec: LaunchSpec, wishes: list[Wish], snapshot: Snapshot) -> list[Plac
         raise NotSupported("all workers are on other hosts than the API server; replicas on another host are not available in this version")
     placed: list[Placement] = []
     for wish in wishes:
-        workers = [worker for worker in near if wish.worker_ip in (None, worker.facts.ip)]
-        if not workers:
-            known = ", ".join(sorted({worker.facts.ip for worker in near}))
-            raise InvalidRequest(f"no worker at {wish.worker_ip}; there are {known}", "worker_ip")
-        placed.append(_place_one(spec, wish, workers, placed))
+        placed.append(_place_one(spec, wish, workers_at(wish.worker_ip, near), placed))
     return [_with_share(spec, item, placed) for item in placed]
+
+
+def workers_at(ip: str | None, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """The workers at an address; all of them where the user named none.
+
+    Raises:
+        InvalidRequest: there is none at that address.
+    """
+    found = [worker for worker in workers if ip in (None, worker.facts.ip)]
+    if not found:
+        known = ", ".join(sorted({worker.facts.ip for worker in workers}))
+        raise InvalidRequest(f"no worker at {ip}; workers are at {known}", "worker_ip")
+    return found
 
 
 def _place_one(spec: LaunchSpec, wish: Wish, workers: list[WorkerView], placed: list[Placement]) -> Placement:

@@ -14,6 +14,7 @@ from xinference.core.topology import ModelFacts, Snapshot, WorkerView
 from xinference.errors import InvalidRequest, NotSupported
 from xinference.model.llm.vllm.xavier.config import XavierConfig
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry, plan_segment
+from xinference.model.llm.vllm.xavier.directory.layout import LINE_BYTES
 from xinference.model.llm.vllm.xavier.errors import BudgetTooSmall
 
 MiB = 1 << 20
@@ -221,31 +222,36 @@ def _plan_cache(spec: LaunchSpec, bytes_per_token: int, block_size: int, room: R
         tokens=geometry.num_places * block_size,
         file_bytes=geometry.file_bytes,
         book_bytes=geometry.book_bytes,
-        arithmetic=_cache_arithmetic(budget, geometry, block_size, room, asked is None),
+        arithmetic=_cache_arithmetic(budget, geometry, bytes_per_token * block_size, block_size, room, asked is None),
     )
 
 
-def _cache_arithmetic(budget: int, geometry: SegmentGeometry, block_size: int, room: Room, by_default: bool) -> str:
+def _cache_arithmetic(budget: int, geometry: SegmentGeometry, block_bytes: int, block_size: int, room: Room, by_default: bool) -> str:
+    """The sum in exact bytes: rounded ones do not add up, and a reader who checks them would search for what is missing."""
     free = show(min(room.memory_bytes, room.shm_bytes))
     origin = (
-        f"default: {DEFAULT_CACHE_SHARE:.0%} of {free} free / {room.replicas} replicas = {show(budget)} each"
+        f"default: {DEFAULT_CACHE_SHARE:.0%} of {free} free / {room.replicas} replicas = {show(budget)} each, in whole MiB"
         if by_default
         else f"{show(budget)} for each replica"
     )
     index = geometry.file_bytes - geometry.slab_bytes
+    left = budget - geometry.file_bytes - geometry.book_bytes
+    rounding = f" ({block_bytes} B in whole lines of {LINE_BYTES} B)" if block_bytes != geometry.place_bytes else ""
     return (
-        f"{origin}; {show(budget)} - {show(index)} index and records - {show(geometry.book_bytes)} books = "
-        f"{geometry.num_places} blocks of {show(geometry.place_bytes)} = {geometry.num_places * block_size} tokens; "
-        f"{room.replicas} replicas on this host = {show(budget * room.replicas)}"
+        f"{origin}; {budget} B - {index} B index and records - {geometry.book_bytes} B books - {left} B left over = "
+        f"{geometry.slab_bytes} B = {geometry.num_places} blocks of {geometry.place_bytes} B{rounding} = "
+        f"{geometry.num_places * block_size} tokens; {room.replicas} replicas on this host = {show(budget * room.replicas)}"
     )
 
 
 def _arithmetic(spec: LaunchSpec, facts: ModelFacts, block_size: int, kv_bytes: int | None) -> str:
     block = facts.kv_bytes_per_token * block_size
-    text = f"1 block = {block_size} tokens x {facts.kv_bytes_per_token} bytes = {show(block)}"
+    text = f"1 block = {block_size} tokens x {facts.kv_bytes_per_token} bytes = {block} B"
     if kv_bytes is None:
         return text
-    return f"{text}; KV cache {show(kv_bytes)} for each replica = {kv_bytes // block} blocks = {kv_bytes // block * block_size} tokens"
+    blocks, left = divmod(kv_bytes, block)
+    spare = f" - {left} B left over" if left else ""
+    return f"{text}; KV cache {kv_bytes} B{spare} = {blocks} blocks of {block} B = {blocks * block_size} tokens for each replica"
 
 
 def show(num_bytes: int) -> str:

@@ -60,7 +60,8 @@ def test_without_a_worker_the_answer_says_how_to_start_one() -> None:
 def test_a_named_worker_is_used_or_refused() -> None:
     view = snapshot(worker("w1"), worker("w2", ip="10.0.0.2", num_replicas=9))
     assert plan(view=view, worker_ip="10.0.0.2").replicas[0].worker_id == "w2"
-    assert refusal(view=view, worker_ip="10.0.0.9").param == "worker_ip"
+    error = refusal(view=view, worker_ip="10.0.0.9")
+    assert (error.param, error.message) == ("worker_ip", "no worker at 10.0.0.9; workers are at 10.0.0.2, 127.0.0.1")
 
 
 def test_each_replica_gets_a_device_of_its_own() -> None:
@@ -144,7 +145,32 @@ def test_a_given_cache_is_turned_into_blocks_and_tokens_with_the_books_counted()
     assert made.cache.file_bytes + made.cache.book_bytes <= 64 * MiB
     assert made.cache.tokens == made.cache.blocks * 32
     assert 1900 < made.cache.blocks < 2048
-    assert f"= {made.cache.blocks} blocks of 32.0 KiB = {made.cache.tokens} tokens" in made.cache.arithmetic
+    assert f"= {made.cache.blocks} blocks of 32768 B = {made.cache.tokens} tokens" in made.cache.arithmetic
+
+
+@pytest.mark.parametrize(("block_size", "budget"), [(8, 4 * MiB), (32, 64 * MiB), (7, 3 * MiB + 1), (128, 200 * MiB)])
+def test_the_sum_of_a_cache_is_exact_and_adds_up(block_size: int, budget: int) -> None:
+    made = plan(replica=2, enable_xavier=True, xavier_cpu_cache_bytes=budget, block_size=block_size, max_model_len=64)
+    assert made.cache is not None
+    total = re.search(r"(\d+) B - (\d+) B index and records - (\d+) B books - (\d+) B left over = (\d+) B", made.cache.arithmetic)
+    product = re.search(r"= (\d+) B = (\d+) blocks of (\d+) B = (\d+) tokens", made.cache.arithmetic)
+    assert total is not None
+    assert product is not None
+    asked, index, books, left, slab = map(int, total.groups())
+    assert asked - index - books - left == slab
+    assert (asked, books, left >= 0) == (budget, made.cache.book_bytes, True)
+    again, blocks, block_bytes, tokens = map(int, product.groups())
+    assert (again, blocks * block_bytes, blocks * block_size) == (slab, slab, tokens)
+
+
+def test_the_sum_names_the_rounding_of_a_block_to_whole_lines_and_of_the_kv_cache_to_whole_blocks() -> None:
+    made = plan(model(kv_bytes_per_token=70), replica=2, enable_xavier=True, xavier_cpu_cache_bytes=4 * MiB, kv_cache_memory_bytes=10 * MiB)
+    assert made.cache is not None
+    assert "blocks of 2240 B" in made.cache.arithmetic
+    odd = plan(model(kv_bytes_per_token=71), replica=2, enable_xavier=True, xavier_cpu_cache_bytes=4 * MiB, kv_cache_memory_bytes=10 * MiB)
+    assert odd.cache is not None
+    assert "blocks of 2304 B (2272 B in whole lines of 64 B)" in odd.cache.arithmetic
+    assert "1 block = 32 tokens x 71 bytes = 2272 B; KV cache 10485760 B - 480 B left over = 4615 blocks of 2272 B" in odd.arithmetic
 
 
 def test_a_cache_that_cannot_hold_one_block_is_refused_with_the_arithmetic() -> None:

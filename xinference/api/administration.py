@@ -9,7 +9,7 @@ from xinference.api.body import decode
 from xinference.api.control import ClusterClient, Json
 from xinference.api.errors import RequestAborted
 from xinference.api.openapi import request_body
-from xinference.api.routing import is_admin, scoped_router, state_of
+from xinference.api.routing import ModelRoute, is_admin, scoped_router, state_of
 from xinference.api.schemas import ReplicaCount, Scale
 from xinference.api.watch import while_connected
 from xinference.core.spec import LaunchSpec
@@ -103,8 +103,11 @@ async def scale_model(request: Request, uid: str, body: Scale) -> Json:
 
 @router.post("/v1/models/{uid:path}/requests/{request_id}/abort", summary="Abort an open request")
 async def abort_request(request: Request, uid: str, request_id: str) -> Json:
-    error = RequestAborted("the request was aborted by an administrator")
-    return {"aborted": state_of(request).gateway.abort(uid, request_id, error)}
+    gateway = state_of(request).gateway
+    aborted = gateway.abort(uid, request_id, RequestAborted("the request was aborted by an administrator"))
+    if not aborted:
+        await gateway.table.find(uid)  # a model that is not there is an error; a request that is over is none
+    return {"aborted": aborted}
 
 
 @router.post("/v1/models/{uid:path}/xavier/clear", summary="Empty a model's shared cache")
@@ -118,7 +121,7 @@ async def cache_status(request: Request, uid: str) -> Json:
 
 
 # Paths of whole models: an id may hold slashes and so matches what lies below it; the app asks these routes last.
-model_router: Final[APIRouter] = scoped_router()
+model_router: Final[APIRouter] = scoped_router(ModelRoute)
 
 
 @model_router.get("/v1/models/{uid:path}", summary="One model")

@@ -27,7 +27,7 @@ from xinference.api.history import History
 from xinference.api.metrics import ApiMetrics
 from xinference.api.openai import openai_router
 from xinference.api.openapi import Documented
-from xinference.api.routing import AppState
+from xinference.api.routing import AppState, methods_of
 from xinference.core.spec import LaunchSpec
 from xinference.errors import InvalidRequest, NotFound, XinferenceError
 from xinference.settings import Limits, Settings
@@ -93,7 +93,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if refused.status_code == 404:
         return _response(NotFound(f"there is no {request.method} {request.url.path}"))
     if refused.status_code == 405:
-        return _response(MethodNotAllowed(f"{request.url.path} does not take {request.method}"))
+        allowed = methods_of(request)
+        words = f"{request.url.path} does not take {request.method}; it takes {', '.join(sorted(allowed))}"
+        return _response(MethodNotAllowed(words, allowed=allowed))
     return _response(InvalidRequest(str(refused.detail)))
 
 

@@ -24,8 +24,14 @@ class ForeignHost(InvalidRequest):
 
 
 class MethodNotAllowed(InvalidRequest):
+    """``allowed`` are the methods that the path takes."""
+
     status = 405
     default_code = "method_not_allowed"
+
+    def __init__(self, message: str = "", param: str | None = None, code: str | None = None, allowed: frozenset[str] = frozenset()) -> None:
+        super().__init__(message, param, code)
+        self.allowed = allowed
 
 
 class ForeignOrigin(InvalidRequest):
@@ -72,6 +78,8 @@ def error_headers(error: XinferenceError) -> list[Header]:
     """The headers that tell a client whether and when to try again, or how to authenticate."""
     if isinstance(error, AuthenticationFailed):
         return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, MethodNotAllowed):
+        return [(b"allow", ", ".join(sorted(error.allowed)).encode())]
     if isinstance(error, _NOT_RETRYABLE):
         return [(b"x-should-retry", b"false")]
     if error.retry_after_seconds is not None:

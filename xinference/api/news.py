@@ -13,29 +13,54 @@ from xinference.api.control import ClusterClient
 from xinference.api.feed import Feed
 from xinference.api.routing import scoped_router, state_of
 from xinference.api.sse import json_event, text_event
+from xinference.errors import InvalidRequest, ModelNotFound
+
+# States of a model after which an event of FINAL_STAGES is sure to come.
+UNDER_WAY: Final = frozenset({"launching", "terminating"})
+MAX_SEQ: Final = 2**53 - 1  # what every JSON reader can tell from its neighbours
 
 router: Final[APIRouter] = scoped_router()
+After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="sequence number of the last event seen")]
 
 
 @router.get("/v1/models/{uid:path}/events", summary="What happens to a model, as server-sent events", response_class=Response)
-async def model_events(request: Request, uid: str, after: Annotated[int, Query(ge=0)] = 0, follow: bool = False) -> Response:
+async def model_events(request: Request, uid: str, after: After = 0, follow: bool = False) -> Response:
     api = state_of(request)
-    resume = request.headers.get("last-event-id", "")
-    seen = max(after, int(resume)) if resume.isdecimal() else after
+    resume = request.headers.get("last-event-id")
+    seen = after if not resume else max(after, _sequence_number(resume))
     return Feed(api.gateway, event_news(api.cluster, api.config, uid, seen, follow))
+
+
+def _sequence_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_SEQ)) and int(text) <= MAX_SEQ):
+        raise InvalidRequest(f"'last-event-id': give the id of an event, a number from 0 to {MAX_SEQ}", "last-event-id")
+    return int(text)
 
 
 async def event_news(cluster: ClusterClient, config: ApiConfig, uid: str, after: int, follow: bool) -> AsyncIterator[bytes]:
     """A model's events after a sequence number; ends with the launch unless ``follow``."""
     while True:
-        found = await cluster.events(uid, after, config.event_poll_seconds)
+        # Asked before the events are: a launch that ends in between has its last event among them.
+        over = not follow and await _is_over(cluster, uid)
+        found = await cluster.events(uid, after, 0.0 if over else config.event_poll_seconds)
         for event in found:
             after = event["seq"]
             yield json_event(event, after)
             if event["stage"] in FINAL_STAGES and not follow:
                 return
         if not found:
+            if over:
+                return
             yield b""
+
+
+async def _is_over(cluster: ClusterClient, uid: str) -> bool:
+    """Whether no event is to come that would end a stream: a reader may have seen the last one, or ask for what never comes."""
+    try:
+        table = await cluster.route_table(uid)
+    except ModelNotFound:
+        return True  # terminated; its history is kept for a while
+    return table["model"]["state"] not in UNDER_WAY
 
 
 @router.get("/v1/models/{uid:path}/logs", summary="The engines' log lines, as text or as server-sent events", response_class=Response)

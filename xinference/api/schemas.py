@@ -124,13 +124,13 @@ class DetokenizeBody(Body):
 
 
 class ReplicaCount(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     count: int = Field(default=1, ge=1)
 
 
 class Scale(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     replica: int = Field(ge=1)
 

@@ -175,6 +175,38 @@ async def test_events_go_on_when_followed_and_are_kept_alive() -> None:
             await response.content.readuntil(b'"scaling"')
 
 
+@pytest.mark.parametrize("state", ["ready", "failed", "degraded"])
+async def test_events_end_when_a_reader_has_seen_them_all(state: str) -> None:
+    async with opened() as (cluster, _, http), asyncio.timeout(5):
+        await cluster.put(model(state=state))
+        for stage in ("accepted", "ready", "scaling"):
+            await cluster.happen("m", stage)
+        assert b'"scaling"' in await events_of(http, "/v1/models/m/events?after=2")
+        assert await events_of(http, "/v1/models/m/events?after=3") == b""
+        assert await events_of(http, "/v1/models/m/events", {"last-event-id": "99999"}) == b""
+
+
+async def test_events_wait_for_a_launch_that_is_not_over_wherever_they_begin() -> None:
+    async with opened(config=ApiConfig(event_poll_seconds=0.02)) as (cluster, _, http), asyncio.timeout(5):
+        await cluster.put(model(state="launching"))
+        async with http.get("/v1/models/m/events?after=7") as response:
+            await response.content.readuntil(b": keep-alive\n\n")
+            await cluster.put(model())
+            assert b"data:" not in await response.read()
+
+
+@pytest.mark.parametrize("resume", ["-1", "x", "9" * 16, "9" * 5000])
+async def test_a_place_to_resume_from_is_a_sequence_number(resume: str) -> None:
+    async with opened() as (_, _, http), http.get("/v1/models/m/events", headers={"last-event-id": resume}) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "last-event-id")
+
+
+async def test_no_request_of_a_model_that_is_not_there_can_be_aborted() -> None:
+    async with opened() as (_, _, http):
+        status, body = await ask(http, "POST", "/v1/models/nope/requests/x/abort")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
 async def test_events_of_no_model_are_a_status() -> None:
     async with opened() as (_, _, http):
         status, body = await ask(http, "GET", "/v1/models/none/events")
@@ -182,7 +214,8 @@ async def test_events_of_no_model_are_a_status() -> None:
 
 
 async def test_event_streams_are_limited_and_given_back() -> None:
-    async with opened(limits=Limits(event_streams=1), config=ApiConfig(event_poll_seconds=0.01)) as (_, served, http):
+    async with opened(limits=Limits(event_streams=1), config=ApiConfig(event_poll_seconds=0.01)) as (cluster, served, http):
+        await cluster.put(model(state="launching"))
         async with http.get("/v1/models/m/events") as first:
             await first.content.readuntil(b"\n\n")
             status, body = await ask(http, "GET", "/v1/models/m/events")

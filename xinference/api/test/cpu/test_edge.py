@@ -16,6 +16,7 @@ from xinference.api.auth import ADMIN, INFERENCE, ApiKey, KeyRing, required_scop
 from xinference.api.config import ApiConfig
 from xinference.api.routing import ScopedRoute
 from xinference.api.test.fakes import OPEN_RING, FakeCluster, Served, model, serving
+from xinference.core.model_uid import ROUTE_WORDS
 from xinference.errors import InternalError, LaunchFailed
 from xinference.settings import Limits, Settings
 
@@ -268,6 +269,7 @@ async def test_what_is_not_http_is_refused_in_the_error_shape() -> None:
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/docs", 404, "not_found"),
         ("GET", "/health/", 404, "not_found"),
+        ("GET", "/v1/models/m/xavier/nothing", 404, "not_found"),
     ],
 )
 async def test_the_frameworks_own_errors_have_the_shape(method: str, path: str, status: int, code: str) -> None:
@@ -285,12 +287,42 @@ async def test_the_frameworks_own_errors_have_the_shape(method: str, path: str, 
         ("POST", "/v1/models/m/scale", {"replica": 1, "x": 1}, "x"),
         ("DELETE", "/v1/models/m?drain=-1", None, "drain"),
         ("POST", "/v1/models/m/replicas", {"count": 0}, "count"),
+        ("POST", "/v1/models/m/replicas", {"count": True}, "count"),
+        ("POST", "/v1/models/m/replicas", {"count": "2"}, "count"),
+        ("POST", "/v1/models/m/scale", {"replica": True}, "replica"),
+        ("POST", "/v1/models/m/scale", {"replica": "3"}, "replica"),
+        ("POST", "/v1/models/m/scale", {"replica": 3.0}, "replica"),
+        ("GET", "/v1/models/m/events?after=-1", None, "after"),
+        ("GET", "/v1/models/m/events?after=9007199254740992", None, "after"),
+        ("GET", "/v1/models/m/events?after=x", None, "after"),
     ],
 )
 async def test_wrong_parameters_are_named(method: str, path: str, body: Any, param: str) -> None:
     async with opened() as (_, _, http), http.request(method, path, json=body) as response:
         error = await error_of(response)
         assert (response.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v1/models/demo/xavier/clear", "POST"),
+        ("GET", "/v1/models/a/b/requests/x/abort", "POST"),
+        ("DELETE", "/v1/models/m/xavier", "GET"),
+        ("PUT", "/v1/models/m/replicas", "GET, POST"),
+        ("POST", "/v1/models/m", "DELETE, GET"),
+        ("PUT", "/v1/models", "GET, POST"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_take_is_told_which_it_takes(method: str, path: str, allow: str) -> None:
+    async with opened() as (cluster, _, http), http.request(method, path, json={}) as response:
+        assert (response.status, (await error_of(response))["code"], response.headers["allow"]) == (405, "method_not_allowed", allow)
+    assert {name for name, _ in cluster.calls} <= {"route_changes"}
+
+
+def test_every_word_of_a_path_below_a_model_is_kept_from_its_name() -> None:
+    below = {word for _, path in all_routes() if "{uid:path}" in path for word in path.split("{uid:path}")[1].split("/") if word}
+    assert {word for word in below if not word.startswith("{")} <= ROUTE_WORDS
 
 
 async def test_a_fault_of_ours_says_nothing_of_its_inside(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,12 +8,14 @@ import signal
 from pathlib import Path
 
 from xinference.core.machine import Machine
+from xinference.core.start_blocks import remove_abandoned_blocks
 from xinference.model.llm.vllm.xavier.directory.sweep import remove_segments
 
 logger = logging.getLogger(__name__)
 
 END_SECONDS = 5.0  # for an engine to follow the process that watched it; a keeper process sees to that
 POLL_SECONDS = 0.02
+START_BLOCKS = Path("/dev/shm")  # noqa: S108 (where the actor system makes them, wherever segments lie)
 
 
 class MachineLeftovers:
@@ -39,7 +41,7 @@ class MachineLeftovers:
         for socket in self._machine.sockets_dir.glob("*.sock"):
             socket.unlink(missing_ok=True)
             removed += 1
-        return removed
+        return removed + remove_abandoned_blocks(START_BLOCKS)
 
     def remove_directory(self) -> None:
         """Remove the worker's directory of sockets, when it stops."""

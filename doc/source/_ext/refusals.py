@@ -87,6 +87,7 @@ def _engine_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         ("an unknown vLLM", {"version": "0.40.0"}),
         ("an executor of several processes", {"executor": "mp"}),
         ("speculative decoding", {"speculative": "ngram:None"}),
+        ("FP8 KV with computed scales", {"kv_cache_dtype": "fp8", "kv_scales": "computed"}),
         ("several KV groups", {"groups": ENGINE.groups * 2}),
     ):
         yield label, lambda changed=changed: refuse_unproven(replace(ENGINE, **changed))  # type: ignore[misc]

@@ -9,6 +9,7 @@ from xinference.model.llm.vllm.xavier.errors import ConfigRefused
 OLDEST_VERSION = (0, 21)
 NEWEST_VERSION = (0, 33)
 SHARED_SPEC = "FullAttentionSpec"
+SCALES_COMPUTED = "computed"
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ def _reasons(facts: EngineFacts) -> Iterator[str]:
         yield f"it runs {facts.runner!r} models, not 'generate'"
     if facts.speculative:
         yield f"speculative decoding ({facts.speculative})"
+    if facts.kv_scales == SCALES_COMPUTED:
+        yield "the scales of its FP8 KV are computed while it runs, so no two engines have the same: take calculate_kv_scales away"
     yield from _group_reasons(facts)
 
 

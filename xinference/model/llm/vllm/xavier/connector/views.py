@@ -8,7 +8,7 @@ import torch
 import vllm
 
 from xinference.model.llm.vllm.xavier.connector.adapters import AdapterDigests
-from xinference.model.llm.vllm.xavier.connector.facts import EngineFacts, GroupFacts
+from xinference.model.llm.vllm.xavier.connector.facts import SCALES_COMPUTED, EngineFacts, GroupFacts
 from xinference.model.llm.vllm.xavier.connector.metadata import RequestView, Scheduled, StepView
 from xinference.model.llm.vllm.xavier.directory.requests import REQUEST_ID_BYTES
 
@@ -155,7 +155,7 @@ def _limits(spec: Any) -> Iterator[str]:
 def _kv_scales(cache: Any) -> str:
     if not str(cache.cache_dtype).startswith("fp8"):
         return "none"
-    return "computed" if getattr(cache, "calculate_kv_scales", False) else "checkpoint"
+    return SCALES_COMPUTED if getattr(cache, "calculate_kv_scales", False) else "checkpoint"
 
 
 def _overrides(model: Any) -> str:

@@ -56,6 +56,7 @@ def test_every_version_of_the_range_is_accepted(version: str) -> None:
         ({"device": "cuda"}, "KV memory is on 'cuda'"),
         ({"runner": "pooling"}, "'pooling' models"),
         ({"speculative": "eagle:draft"}, "speculative decoding (eagle:draft)"),
+        ({"kv_cache_dtype": "fp8", "kv_scales": "computed"}, "the scales of its FP8 KV are computed while it runs"),
         ({"groups": (GROUP, GROUP)}, "2 KV groups, not 1"),
         ({"groups": ()}, "0 KV groups, not 1"),
         ({"groups": (replace(GROUP, kind="MambaSpec"),)}, "kind MambaSpec"),

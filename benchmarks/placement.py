@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.report import keep, spread
 from xinference.model.llm.vllm.xavier.policy.admission import Doorkeeper
-from xinference.model.llm.vllm.xavier.policy.placement import BOOK_BYTES_PER_PLACE, PlacementBook
+from xinference.model.llm.vllm.xavier.policy.placement import DECISION_BYTES_PER_PLACE, PlacementBook
 
 RUN_BLOCKS = 64
 ROUNDS = 30
@@ -101,7 +101,7 @@ def measure(sizes: list[int]) -> list[dict[str, Any]]:
     return [
         {
             "places": size,
-            "book_bytes": size * BOOK_BYTES_PER_PLACE,
+            "book_bytes": size * DECISION_BYTES_PER_PLACE,
             "microseconds_a_block": {verb: spread(values) for verb, values in samples[size].items()},
             "clear_seconds": books[size].clear_seconds(),
         }

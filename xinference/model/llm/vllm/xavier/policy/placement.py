@@ -1,6 +1,6 @@
 """Which own place holds a block, who is its parent, who holds on to it, and which place is given up next.
 
-The book knows places, not keys: the records of the segment hold those. It is flat arrays of BOOK_BYTES_PER_PLACE bytes a place, every
+The book knows places, not keys: the records of the segment hold those. It is flat arrays of DECISION_BYTES_PER_PLACE bytes a place, every
 verb is O(1) a block, and no Python object exists for a block held: a million of those would slow every garbage collection of the engine.
 
 Life of a place::
@@ -46,8 +46,9 @@ from xinference.model.llm.vllm.xavier.policy.recency import RECENCY_BYTES_PER_PL
 # milliseconds and were touched when they were found, so they are near the newest end; 64 is one synchronous load left at the oldest.
 EVICTION_SCAN_PLACES = 64
 
-# All that a budget must set aside for the decisions about one place: the book and the doorkeeper that goes with it.
-BOOK_BYTES_PER_PLACE = TABLE_BYTES_PER_PLACE + RECENCY_BYTES_PER_PLACE + DOORKEEPER_BYTES_PER_PLACE
+# What the decisions about one place take: the book and the doorkeeper that goes with it. A part of config.BOOK_BYTES_PER_PLACE, which a
+# budget sets aside for all books of a place; a test holds the one to the other.
+DECISION_BYTES_PER_PLACE = TABLE_BYTES_PER_PLACE + RECENCY_BYTES_PER_PLACE + DOORKEEPER_BYTES_PER_PLACE
 
 Refusal = Literal["capacity", "admission", "parent_gone"]
 State = Literal["free", "reserved", "cancelled", "stored", "withdrawn"]

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from xinference.model.llm.vllm.xavier.config import BOOK_BYTES_PER_PLACE as BUDGETED_BYTES_PER_PLACE
+from xinference.model.llm.vllm.xavier.config import BOOK_BYTES_PER_PLACE
 from xinference.model.llm.vllm.xavier.errors import BookImbalance
 from xinference.model.llm.vllm.xavier.policy.admission import Doorkeeper
-from xinference.model.llm.vllm.xavier.policy.placement import BOOK_BYTES_PER_PLACE, EVICTION_SCAN_PLACES, Counts, PlacementBook, Reservation
+from xinference.model.llm.vllm.xavier.policy.placement import (
+    DECISION_BYTES_PER_PLACE,
+    EVICTION_SCAN_PLACES,
+    Counts,
+    PlacementBook,
+    Reservation,
+)
 from xinference.model.llm.vllm.xavier.policy.places import FREE, PINNED, RESERVED, STORED, WITHDRAWN, PlaceTable
 from xinference.model.llm.vllm.xavier.policy.recency import RecencyOrder
 
@@ -26,8 +32,8 @@ def store(book: PlacementBook, parent: int | None, count: int, num_seen: int = 0
 
 def test_a_place_costs_exactly_the_bytes_that_are_budgeted_for_it() -> None:
     num_places = 1000
-    assert PlacementBook(num_places).nbytes() + Doorkeeper(num_places).nbytes() == num_places * BOOK_BYTES_PER_PLACE
-    assert BOOK_BYTES_PER_PLACE <= BUDGETED_BYTES_PER_PLACE
+    assert PlacementBook(num_places).nbytes() + Doorkeeper(num_places).nbytes() == num_places * DECISION_BYTES_PER_PLACE
+    assert DECISION_BYTES_PER_PLACE <= BOOK_BYTES_PER_PLACE
 
 
 def test_no_python_object_exists_for_a_stored_block() -> None:

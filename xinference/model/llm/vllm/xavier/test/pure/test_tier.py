@@ -10,8 +10,7 @@ from xinference.model.llm.vllm.xavier.config import BOOK_BYTES_PER_PLACE
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
 from xinference.model.llm.vllm.xavier.errors import BookImbalance
 from xinference.model.llm.vllm.xavier.policy.admission import Doorkeeper
-from xinference.model.llm.vllm.xavier.policy.placement import BOOK_BYTES_PER_PLACE as POLICY_BYTES_PER_PLACE
-from xinference.model.llm.vllm.xavier.policy.placement import PlacementBook
+from xinference.model.llm.vllm.xavier.policy.placement import DECISION_BYTES_PER_PLACE, PlacementBook
 from xinference.model.llm.vllm.xavier.store import tier as tier_module
 from xinference.model.llm.vllm.xavier.store.tier import CpuTier, Reserved, ReserveRequest
 from xinference.model.llm.vllm.xavier.test.segments import fill, key, keys, open_segment, small
@@ -374,6 +373,6 @@ def test_no_more_memory_is_used_than_the_budget_sets_aside_for_books(tmp_path: P
 def test_the_books_of_a_place_fit_into_what_the_budget_sets_aside() -> None:
     book, doorkeeper = PlacementBook(1000), Doorkeeper(1000)
     published = 1  # a byte a place in SegmentWriter
-    assert book.nbytes() + doorkeeper.nbytes() == 1000 * POLICY_BYTES_PER_PLACE
-    assert published + POLICY_BYTES_PER_PLACE <= BOOK_BYTES_PER_PLACE
+    assert book.nbytes() + doorkeeper.nbytes() == 1000 * DECISION_BYTES_PER_PLACE
+    assert published + DECISION_BYTES_PER_PLACE <= BOOK_BYTES_PER_PLACE
     assert config.FILLING_MAX_BLOCKS == 1024

@@ -26,7 +26,11 @@ from xinference.model.llm.vllm.xavier.errors import SegmentRefused
 
 
 class SegmentReader:
-    """One mapped segment of somebody else's. Made by ``open``. Not thread safe."""
+    """One mapped segment of somebody else's. Made by ``open``.
+
+    Any number of threads may look at once (an engine's step thread and its copier do): nothing is changed by it but ``rejected``, one count
+    over all of them, which may miss one of two made at the same moment. ``close`` is for when nobody looks any more.
+    """
 
     def __init__(self, path: str, mapping: mmap.mmap, geometry: SegmentGeometry, identity: tuple[int, int]) -> None:
         self.path = path

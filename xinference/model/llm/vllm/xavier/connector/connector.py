@@ -138,7 +138,10 @@ class XavierConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose asynchronous load has ended, each exactly once. Nothing is ever sent."""
         self.wait_for_save()
-        if self._worker is None or not self._worker.waits:
+        if self._worker is None:
+            return None, None
+        self._guard.flush()
+        if not self._worker.waits:
             return None, None
         finished: set[str] = self._guard.run("get_finished", self._worker.take_finished, set)
         return None, finished or None

@@ -1,5 +1,6 @@
 """The worker half: starts a step's copies and reports what ended. No waiting, no policy."""
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -36,7 +37,9 @@ class XavierWorker:
         if meta is EMPTY:
             return
         if meta.sync_loads:
+            started = time.perf_counter_ns()
             self._loader.run(meta.sync_loads)
+            self._engine.state.hook_copy_ns += time.perf_counter_ns() - started
             for job in meta.sync_loads:
                 if job.failed_blocks:
                     self._invalid |= job.failed_blocks
@@ -100,7 +103,7 @@ class XavierWorker:
             for piece in bad:
                 shared.tier.give_back(piece.place)
             shared.open_save(job.epoch, -len(bad))
-            shared.count("drops_copy_failed", len(bad))
+            shared.count("drops_tainted", len(bad))
         return SaveJob(job.epoch, [piece for piece in job.pieces if piece.request_id not in self._tainted])
 
     def _abandon(self, ended: Sequence[LoadJob]) -> list[LoadJob]:

@@ -35,6 +35,7 @@ class TransferState:
         open_loads: loads that still hold places or engine blocks, by request.
         corrupted: our own books were found to contradict each other; nothing is served, saved or published any more.
         closed: the segment was let go.
+        hook_copy_ns: nanoseconds that hooks spent on copies so far; of the step thread alone.
         open_saves: blocks on their way into places, by the epoch in which they were named.
     """
 
@@ -50,6 +51,7 @@ class TransferState:
     rates: MeasuredRates
     open_loads: dict[str, LoadJob] = field(default_factory=dict)
     open_saves: dict[int, int] = field(default_factory=dict)
+    hook_copy_ns: int = 0
     corrupted: bool = False
     closed: bool = False
     reported: set[tuple[str, type[BaseException]]] = field(default_factory=set)

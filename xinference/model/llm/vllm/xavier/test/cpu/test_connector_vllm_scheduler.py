@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from xinference.model.llm.random_model import make_random_model
+from xinference.model.llm.vllm.xavier.connector import guard
 from xinference.model.llm.vllm.xavier.policy.rates import MeasuredRates
 from xinference.model.llm.vllm.xavier.test.vllm_schedule import BLOCK, Replica
 from xinference.model.llm.vllm.xavier.transfer.copier import Copier
@@ -55,6 +56,15 @@ def test_what_one_replica_computed_another_loads(make: Make) -> None:
     assert b.sources("r2") == {"peer_cpu": 192, "computed": 8}
     a.check()
     b.check()
+
+
+def test_the_time_of_the_worker_halfs_hooks_is_counted_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = make("a")
+    monkeypatch.setattr(a.scheduler.connector._guard, "flush", lambda: None)
+    monkeypatch.setattr(guard, "FLUSH_CALLS", 1)
+    a.ask("r1", prompt(1, 100))
+    assert a.counter("hook_calls") > 0
+    assert a.counter("hook_ns_total") > 0
 
 
 def test_every_length_around_a_block(make: Make) -> None:

@@ -267,7 +267,8 @@ def test_a_synchronous_load_that_fails_is_recomputed_and_nothing_of_that_request
     assert a.sources("r1") == {"computed": 58}
     assert a.counter("failed_loads") == 1
     assert a.counter("saves_blocks") == 7  # those of r0
-    assert a.counter("drops_copy_failed") == 7  # what the step of the failed load would have saved
+    assert a.counter("drops_tainted") == 7  # what the step of the failed load would have saved
+    assert a.counter("drops_copy_failed") == 0
     a.check()
 
 

@@ -178,7 +178,7 @@ class EngineProcess:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         if status == -signal.SIGKILL and not self._stopping:
             how += " (out of memory, or someone killed it)"
-        cause = cause_of(self._tail)
+        cause = cause_of(self._tail, killed=status < 0)
         return f"the engine {how}{': ' + cause if cause else ''}{self._last_lines()}"
 
     def _last_lines(self) -> str:

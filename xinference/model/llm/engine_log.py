@@ -21,6 +21,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # vLLM prefixes each line of a child process: "(EngineCore pid=12) ERROR 11-29 16:00:00 [core.py:10] text"
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\S+\s+\S+\s+\[[^\]]*\]\s*)?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Refused|Exit|Interrupt|TooSmall)\b(?::\s*|$)")
+# Lines that say themselves that nothing is wrong, and lines that say something is.
+_QUIET = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[\d:,. T-]+)?\[?(?:DEBUG|INFO)\b")
+_LOUD = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|Traceback|[Ff]atal|[Ee]rror:|[Ee]xception\b)")
 # Lines that only say that something else failed.
 _SECOND_HAND = ("Engine core initialization failed", "See root cause above", "See stack trace", "Engine process failed to start")
 
@@ -93,8 +96,11 @@ def without_prefix(line: str) -> str:
     return _PREFIX.sub("", line)
 
 
-def cause_of(lines: Sequence[str]) -> str:
+def cause_of(lines: Sequence[str], killed: bool = False) -> str:
     """The line that most likely says why the engine failed, or "" if there is nothing to go by.
+
+    Args:
+        killed: a signal ended it. Then its last words, if they tell of no error, have nothing to do with its end.
 
     The root cause is the first exception line of the last burst, not the last one: an engine whose core fails reports the core's
     exception first, then the API server's "initialization failed" on top of it.
@@ -103,5 +109,7 @@ def cause_of(lines: Sequence[str]) -> str:
     exceptions = [t for t in texts if _EXCEPTION.match(t) and not any(phrase in t for phrase in _SECOND_HAND)]
     if exceptions:
         return exceptions[-1]
-    spoken = [t for t in texts if t]
-    return spoken[-1] if spoken else ""
+    telling = [
+        text for line, text in zip(lines, texts, strict=True) if text and not _QUIET.match(line) and (not killed or _LOUD.search(line))
+    ]
+    return telling[-1] if telling else ""

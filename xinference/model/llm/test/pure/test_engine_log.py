@@ -68,6 +68,28 @@ def test_without_an_exception_the_last_words_are_the_cause() -> None:
     assert cause_of([]) == ""
 
 
+PEER_ATTACHED = "(EngineCore pid=12) INFO 11-29 16:00:00 [peers.py:10] peer m-1 attached"
+
+
+@pytest.mark.parametrize(
+    "line", [PEER_ATTACHED, "INFO peer m-1 attached", "2026-11-29 16:00:00,123 INFO peers: no exception", "WARNING slow", "loading"]
+)
+def test_an_engine_that_was_killed_is_not_explained_by_what_it_happened_to_say_last(line: str) -> None:
+    assert cause_of([line], killed=True) == ""
+
+
+def test_an_engine_that_was_killed_is_explained_by_an_error_that_it_told_of() -> None:
+    fatal = "(EngineCore pid=12) ERROR 11-29 16:00:00 [core.py:10] cannot allocate memory"
+    assert cause_of([fatal, PEER_ATTACHED], killed=True) == "cannot allocate memory"
+    assert cause_of(["Fatal Python error: Segmentation fault", PEER_ATTACHED], killed=True).startswith("Fatal Python error")
+    assert cause_of(["MemoryError: out of it", PEER_ATTACHED], killed=True) == "MemoryError: out of it"
+
+
+def test_good_news_is_never_the_cause() -> None:
+    assert cause_of([PEER_ATTACHED]) == ""
+    assert cause_of(["no such option", PEER_ATTACHED]) == "no such option"
+
+
 def test_pydantic_errors_of_an_engine_are_found() -> None:
     lines = ["pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", "  Value error, bad thing [type=...]"]
     assert cause_of(lines).startswith("pydantic_core._pydantic_core.ValidationError: 1 validation error")

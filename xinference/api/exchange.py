@@ -31,7 +31,7 @@ from xinference.api.normalise import ENGINE_FAILED, REPLICA_DIED, Refusal, refus
 from xinference.api.route_table import ModelRoutes, Replica
 from xinference.api.sse import EventTooLarge, StreamRewriter, json_event
 from xinference.api.upstream import AnswerTooLarge, ConnectionLost, Upstream
-from xinference.api.usage import correct, debug_object
+from xinference.api.usage import correct, debug_object, time_to_first_token
 from xinference.api.watch import client_gone
 from xinference.core.request_legs import merge
 from xinference.errors import EngineDied, InternalError, NoReplicaAvailable, XinferenceError
@@ -79,6 +79,7 @@ class Exchange(Response):
         self._ended: asyncio.Future[XinferenceError] = asyncio.get_running_loop().create_future()
         self._outcome = OK
         self._ttft_seconds: float | None = None
+        self._first_byte_seconds: float | None = None  # of an answer in one piece
         self.model_uid = ask.prepared.model
         received = time.time() - (time.monotonic() - ask.received)
         num_choices = ask.prepared.num_choices
@@ -236,6 +237,7 @@ class Exchange(Response):
 
     async def _pass_on(self, routes: ModelRoutes, replica: Replica, upstream: Upstream, answer: Answer) -> None:
         """Send an answer on that comes in one piece."""
+        self._first_byte_seconds = time.monotonic() - self._ask.received
         content = await upstream.read_all(self._gateway.config.response_bytes)
         if not self._ask.kind.generates:
             return await answer.json(content)
@@ -262,7 +264,9 @@ class Exchange(Response):
         metrics.usage_figures.labels(routes.uid, corrected.figure.value).inc()
         body["usage"] = corrected.usage
         if self._ask.debug:
-            body["xinference"] = debug_object(replica.replica_uid, corrected.record, self._ttft_seconds)
+            whole = not self._ask.prepared.stream
+            ttft = time_to_first_token(corrected.record, self._first_byte_seconds) if whole else self._ttft_seconds
+            body["xinference"] = debug_object(replica.replica_uid, corrected.record, ttft)
 
     def _first_event(self) -> None:
         self._past.first_event()

@@ -63,6 +63,20 @@ def correct(usage: Json, record: Json | None, expected: bool) -> Corrected:
     return Corrected({**usage, "prompt_tokens_details": details}, figure, record)
 
 
+def time_to_first_token(record: Json | None, measured_seconds: float | None) -> float | None:
+    """Seconds to the first token of an answer that came in one piece, which shows nobody when its first token was there.
+
+    Args:
+        record: the accounting record, which knows: from the engine's queue to the first token.
+        measured_seconds: what stands in without one, the API's own time to the answer's first byte.
+    """
+    times = record.get("times", {}) if record is not None else {}
+    queued, first_token = times.get("queued"), times.get("first_token")
+    if queued is None or first_token is None or first_token < queued:
+        return measured_seconds
+    return float(first_token - queued)
+
+
 def debug_object(replica_uid: str, record: Json | None, ttft_seconds: float | None) -> Json:
     """The ``xinference`` object of a response. Sources are null where no record says them."""
     return {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from xinference.api.usage import Figure, correct, debug_object
+from xinference.api.usage import Figure, correct, debug_object, time_to_first_token
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105, "prompt_tokens_details": {"cached_tokens": 96, "other": 1}}
 SOURCES = {"local": 16, "peer_gpu": 0, "gpu_tier": 0, "cpu_tier": 32, "peer_cpu": 0, "remote": 0, "handed_over": 0, "computed": 52}
@@ -47,6 +47,19 @@ def test_the_usage_given_is_not_changed() -> None:
 
 def test_the_debug_object_tells_the_replica_and_the_sources() -> None:
     assert debug_object("m-0", RECORD, 0.01234) == {"replica": "m-0", "sources": SOURCES, "recomputed_tokens": 7, "ttft_ms": 12.34}
+
+
+def test_the_time_to_the_first_token_is_that_of_the_record() -> None:
+    assert time_to_first_token({**RECORD, "times": {"queued": 10.0, "first_token": 10.25}}, 3.0) == 0.25
+
+
+@pytest.mark.parametrize(
+    "times", [{}, {"queued": None, "first_token": 1.0}, {"queued": 2.0, "first_token": None}, {"queued": 2.0, "first_token": 1.0}]
+)
+def test_without_both_times_the_measured_one_stands(times: Any) -> None:
+    assert time_to_first_token({**RECORD, "times": times}, 3.0) == 3.0
+    assert time_to_first_token(None, 3.0) == 3.0
+    assert time_to_first_token(None, None) is None
 
 
 def test_the_debug_object_invents_nothing() -> None:

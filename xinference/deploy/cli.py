@@ -23,6 +23,7 @@ from xinference.errors import InvalidRequest, XinferenceError
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+INTERRUPTED: Final = "interrupted"  # code of the error that -o json tells of Ctrl-C with
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,14 @@ def report(error: XinferenceError, as_json: bool) -> None:
         click.echo(note, err=True)
 
 
+def report_interrupt(message: str, as_json: bool, code: str = INTERRUPTED) -> None:
+    """Tell of Ctrl-C: no error of anybody's, but a script that reads JSON must get some."""
+    if as_json:
+        report(XinferenceError(message, code=code), as_json)
+    else:
+        click.echo(message, err=True)
+
+
 def run(command: click.Command, arguments: list[str] | None, name: str) -> int:
     """Run a command line to its exit code."""
     invocation = Invocation()
@@ -136,6 +145,8 @@ def run(command: click.Command, arguments: list[str] | None, name: str) -> int:
         error.show()
         return error.exit_code
     except click.Abort:
+        if invocation.as_json:
+            report_interrupt(INTERRUPTED, as_json=True)
         return EXIT_INTERRUPTED
     except XinferenceError as error:
         report(error, invocation.as_json)

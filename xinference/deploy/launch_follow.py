@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column
 
 from xinference.client.sync_client import Client
+from xinference.deploy.cli import INTERRUPTED
 from xinference.deploy.output import printable, progress_console
 from xinference.errors import LaunchCancelled, XinferenceError
 
@@ -26,7 +27,15 @@ BAR_WIDTH: Final = 24
 
 
 class Interrupted(Exception):
-    """Ctrl-C ended the command; says what became of the launch."""
+    """Ctrl-C ended the command; says what became of the launch.
+
+    Args:
+        code: for programs: ``launch_cancelled`` if that is what became of it, else ``interrupted``.
+    """
+
+    def __init__(self, message: str, code: str = INTERRUPTED) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class HeldInterrupt:
@@ -83,7 +92,7 @@ def _cancel(client: Client, model_uid: str, progress: "LaunchProgress") -> Json:
     try:
         client.wait(model_uid, progress.show)
     except LaunchCancelled:
-        raise Interrupted(f"the launch of {model_uid} was cancelled") from None
+        raise Interrupted(f"the launch of {model_uid} was cancelled", LaunchCancelled.default_code) from None
     except XinferenceError as error:
         raise Interrupted(f"the launch of {model_uid} ended by itself: {error}") from error
     raise Interrupted(f"{model_uid} was ready before it could be cancelled; `xinference terminate {model_uid}` stops it")

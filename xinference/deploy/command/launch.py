@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from xinference.client.sync_client import Client
-from xinference.deploy.cli import EXIT_INTERRUPTED
+from xinference.deploy.cli import EXIT_INTERRUPTED, report_interrupt
 from xinference.deploy.launch_fields import engine_arguments, model_path_from_here, parse_pairs, read_replica_config, unknown_options
 from xinference.deploy.launch_follow import Interrupted, follow_launch, interrupts_held
 from xinference.deploy.output import facts_table, print_json, result_console
@@ -81,7 +81,7 @@ def launch(invocation: Invocation, ctx: click.Context, dry_run: bool, wait: bool
             followed = wait or held.pressed
             model = follow_launch(client, model_uid, held) if followed else client.model(model_uid)
         except Interrupted as interrupted:
-            click.echo(str(interrupted), err=True)
+            report_interrupt(str(interrupted), invocation.as_json, interrupted.code)
             return EXIT_INTERRUPTED
     if invocation.as_json:
         print_json(model)

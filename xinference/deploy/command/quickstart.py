@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from xinference.client.connection import API_KEY_VARIABLE, DEFAULT_ENDPOINT
-from xinference.deploy.cli import EXIT_INTERRUPTED
+from xinference.deploy.cli import EXIT_INTERRUPTED, INTERRUPTED, report_interrupt
 from xinference.deploy.demo import Demonstration
 from xinference.deploy.output import new_table, print_json, progress_console, result_console, seconds_text
 from xinference.deploy.quickstart import MODEL_UID, Outcome, QuickStart
@@ -72,9 +72,8 @@ def quickstart(
     try:
         outcome = QuickStart(settings, api_key, path, steps).run(stops_afterwards)
     except KeyboardInterrupt:
-        click.echo(
-            "interrupted; `xinference quickstart --exit` stops what was started" if not stops_afterwards else "interrupted", err=True
-        )
+        stops = "" if stops_afterwards else "; `xinference quickstart --exit` stops what was started"
+        report_interrupt(f"{INTERRUPTED}{stops}", invocation.as_json)
         return EXIT_INTERRUPTED
     if invocation.as_json:
         print_json(_to_wire(outcome, steps))

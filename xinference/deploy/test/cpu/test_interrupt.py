@@ -1,5 +1,6 @@
 """Ctrl-C during a launch: the first cancels and waits, the second detaches, and none is lost."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +18,8 @@ SECONDS = 30
 class Launch:
     """A launch of model ``m`` in a process of its own."""
 
-    def __init__(self, address: str) -> None:
-        words = ["launch", "--model-uid", "m", "--model-path", "/models/m", "-e", address]
+    def __init__(self, address: str, *options: str) -> None:
+        words = ["launch", "--model-uid", "m", "--model-path", "/models/m", "-e", address, *options]
         command = [sys.executable, "-m", "xinference.deploy", *words]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -77,6 +78,17 @@ def test_the_second_ctrl_c_detaches_from_a_launch_that_will_not_end(server: Fake
     code, err = launch.end()
     assert code == 130
     assert "detached" in err
+
+
+def test_a_script_is_told_of_a_cancelled_launch_in_json(server: FakeServer, address: str) -> None:
+    launch = Launch(address, "-o", "json")
+    launch.read_until("plan made")
+    launch.interrupt()
+    code, err = launch.end()
+    assert code == 130
+    error = json.loads(err.splitlines()[-1])["error"]
+    assert (error["message"], error["code"]) == ("the launch of m was cancelled", "launch_cancelled")
+    assert server.events["m"][-1]["stage"] == "cancelled"
 
 
 def test_a_ctrl_c_before_the_uid_is_known_still_cancels_the_launch(server: FakeServer, address: str) -> None:

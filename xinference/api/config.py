@@ -13,7 +13,9 @@ class ApiConfig:
     keep_alive_seconds: float = 15.0
     """a stream silent for this long gets a comment; proxies in between cut silent connections"""
     usage_wait_seconds: float = 0.05
-    """how long a usage figure waits for the request's accounting record before the replica's own figure is given"""
+    """how long a replica waits for a request's accounting record to be written before its own figure is given"""
+    usage_answer_seconds: float = 0.25
+    """how long a usage figure waits for the replica to say so: the way there crosses processes, which stall while others start or die"""
     keep_connection_seconds: float = 2.0
     """an idle connection to a replica is kept for this long; vLLM closes them after 5 s, and must not be the first"""
     finish_seconds: float = 0.1

@@ -187,10 +187,9 @@ class Gateway:
 
     async def record(self, uid: str, replica: Replica, request_hex: str) -> Json | None:
         """A request's accounting record if it arrives in time; a request never fails for want of it."""
-        wait = self.config.usage_wait_seconds
         try:
-            async with asyncio.timeout(wait):
-                return await self.cluster.request_record(uid, replica.replica_uid, request_hex, wait)
+            async with asyncio.timeout(self.config.usage_answer_seconds):
+                return await self.cluster.request_record(uid, replica.replica_uid, request_hex, self.config.usage_wait_seconds)
         except (XinferenceError, TimeoutError) as error:
             logger.debug("no accounting record of %s from %s: %s", request_hex, replica.replica_uid, error)
             return None

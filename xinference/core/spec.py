@@ -118,8 +118,9 @@ class LaunchSpec(Strict):
     worker_ip: str | None = None
     envs: dict[str, str] = {}
     engine_config: dict[str, Any] = {}
-    wait_ready: bool = False
-    dry_run: bool = False
+    # Strict, since the API reads them before the spec is made: a "true" that only one of the two understands would launch for real.
+    wait_ready: bool = Field(default=False, strict=True)
+    dry_run: bool = Field(default=False, strict=True)
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

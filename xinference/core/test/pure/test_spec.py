@@ -59,9 +59,11 @@ def test_a_number_of_replicas_is_a_number(value: object) -> None:
         ({"gpu_idx": ["0"]}, "gpu_idx.0"),
         ({"replica_config": [{"devices": [{"gpu_idx": True}]}]}, "replica_config.0.devices.0.gpu_idx"),
         ({"model_size_in_billions": True}, "model_size_in_billions"),
+        ({"dry_run": "true"}, "dry_run"),
+        ({"wait_ready": 1}, "wait_ready"),
     ],
 )
-def test_true_and_text_are_no_numbers_anywhere(body: dict[str, object], param: str) -> None:
+def test_true_is_no_number_and_text_is_neither(body: dict[str, object], param: str) -> None:
     assert refusal(**body).param == param
 
 

@@ -114,12 +114,8 @@ class CacheService:
 
 
 def _row(d: Deployment, keeper: ReplicaKeeper, report: dict[str, Any] | None, keepers: list[ReplicaKeeper]) -> dict[str, Any]:
-    mapped = set() if report is None else set(report["attached"])
-    peers = [
-        {"replica_uid": other.uid, "attached": other.incarnation in mapped, "reason": _detached(other, mapped)}
-        for other in keepers
-        if other is not keeper
-    ]
+    mapped = None if report is None else frozenset(report["attached"])
+    peers = [{"replica_uid": other.uid, **attachment(other, mapped)} for other in keepers if other is not keeper]
     return {
         "replica_uid": keeper.uid,
         "state": keeper.state.value,
@@ -132,11 +128,17 @@ def _row(d: Deployment, keeper: ReplicaKeeper, report: dict[str, Any] | None, ke
     }
 
 
-def _detached(other: ReplicaKeeper, mapped: set[int]) -> str | None:
-    """Why a replica has not mapped another one's segment."""
-    if other.incarnation in mapped:
-        return None
-    return "not mapped; the replica's log says why" if other.state is ReplicaState.READY else other.state.value
+def attachment(other: ReplicaKeeper, mapped: frozenset[int] | None) -> dict[str, Any]:
+    """Whether a replica has mapped another one's segment, and why not.
+
+    Args:
+        mapped: incarnations that the reading replica's own segment names; None if that cannot be read.
+    """
+    if mapped is not None and other.incarnation in mapped:
+        return {"attached": True, "reason": None}
+    if other.state is not ReplicaState.READY:
+        return {"attached": False, "reason": other.state.value}
+    return {"attached": False, "reason": "it has no segment itself" if mapped is None else "not mapped; the replica's log says why"}
 
 
 def _totals(reports: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """XavierConnector held to the connector interface of every vLLM from 0.21 to 0.33.
 
-connector_hooks.json lists the hooks by version. Entries "known_from" a version's source were read there; those from notes were not, but
-they lie between versions that were, and the sums agree. The installed version is read here, live.
+connector_hooks.json lists the hooks by version, as read in each version's source; only 0.33 is from notes, since its source was not at
+hand. The installed version is read here, live.
 """
 
 import ast

@@ -12,6 +12,7 @@ from xinference.api.openapi import request_body
 from xinference.api.routing import ModelRoute, is_admin, scoped_router, state_of
 from xinference.api.schemas import ReplicaCount, Scale
 from xinference.api.watch import while_connected
+from xinference.core.engine_arguments import canonical
 from xinference.core.spec import LaunchSpec
 from xinference.errors import LaunchCancelled, LaunchFailed
 
@@ -35,12 +36,13 @@ async def list_models(request: Request) -> Json:
 async def launch_model(request: Request, dry_run: bool = False) -> Response:
     api = state_of(request)
     spec = decode(await request.body(), api.limits.json_depth)
-    if dry_run or spec.get("dry_run") is True:
+    asked = {canonical(name): value for name, value in spec.items()}  # a dry run by any spelling must not launch
+    if dry_run or asked.get("dry_run") is True:
         return JSONResponse(await api.cluster.plan_model(spec))
     model = await api.cluster.launch_model(spec)
     uid = model["id"]
     accepted = {"model_uid": uid, "events": f"/v1/models/{uid}/events"}
-    if spec.get("wait_ready") is not True:
+    if asked.get("wait_ready") is not True:
         return JSONResponse(accepted, status_code=202)
     # A client that leaves has stopped waiting; the launch goes on, and can be cancelled by its own verb.
     state = await while_connected(request.receive, wait_ready(api.cluster, uid, api.config.event_poll_seconds))

@@ -76,7 +76,12 @@ async def test_a_launch_is_accepted_with_the_place_of_its_events() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/v1/models?dry_run=true", {"model_path": "/x"}), ("/v1/models", {"model_path": "/x", "dry_run": True})]
+    ("path", "body"),
+    [
+        ("/v1/models?dry_run=true", {"model_path": "/x"}),
+        ("/v1/models", {"model_path": "/x", "dry_run": True}),
+        ("/v1/models", {"model_path": "/x", "dry-run": True}),
+    ],
 )
 async def test_a_dry_run_plans_and_launches_nothing(path: str, body: Any) -> None:
     async with opened() as (cluster, _, http):

@@ -164,6 +164,14 @@ class SegmentWriter:
         self._table.withdraw(place)
         self._published[place] = 0
 
+    def invalidate_published(self, places: Sequence[int]) -> None:
+        """Withdraw those of the places whose record is valid, in whatever epoch."""
+        published, withdraw = self._published, self._table.withdraw
+        for place in places:
+            if published[place]:
+                withdraw(place)
+                published[place] = 0
+
     def publish(self, place: int, key: BlockKey, parent: BlockKey | None) -> None:
         """Make the place findable under this key. Its bytes are complete, and no other published place has the key.
 

@@ -118,11 +118,9 @@ class CpuTier:
         wanted = keys[first : min(stop, first + FILLING_MAX_BLOCKS - len(self._filling))]
         plan = self._book.reserve(tail, len(wanted), self._doorkeeper.num_seen(wanted))
         self._doorkeeper.note(wanted)
-        for key, place in zip(wanted, plan.places, strict=False):
-            if self._segment.published(place):
-                self._segment.invalidate(place)
-            self._filling[key] = place
-            self._key_by_filling[place] = key
+        self._segment.invalidate_published(plan.places)  # not the evicted ones alone: a clear leaves its records behind
+        self._filling.update(zip(wanted, plan.places, strict=False))
+        self._key_by_filling.update(zip(plan.places, wanted, strict=False))
         self._segment.counters.add("evictions", len(plan.evicted))
         self._note_used()
         num_refused = stop - first - len(plan.places)

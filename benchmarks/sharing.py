@@ -1,6 +1,6 @@
 """What sharing gives and costs on real CPU engines: `python -m benchmarks.sharing MODEL_DIR [--pairs 12]`.
 
-One server, one model, three launches after each other: with Xavier (time to first token of a peer hit against cold, and of a one-block peer
+One server, one model, two launches after each other: with Xavier (time to first token of a peer hit against cold, and of a one-block peer
 hit against a one-block local hit, which is what an asynchronous load costs when it moves next to nothing; hook time per step; memory), then
 without (memory), each with two replicas. Pairs alternate which replica computes and which one loads, so both orders are in them.
 """
@@ -13,17 +13,21 @@ from typing import Any
 
 from benchmarks.report import interval, keep, median_difference, ratio_of_medians, spread
 from benchmarks.served import Served, prose, server
+from xinference.deploy.machine import cpu_flags
+from xinference.deploy.quickstart import cpu_dtype
 
-PORT = 19997
+PORT = 18997
 LONG_WORDS = 1130  # about 1,500 tokens of this vocabulary
 SHORT_WORDS = 30  # one full block and a remainder
 CPU_CACHE_BYTES = 512 * 2**20
+KV_CACHE_BYTES = 512 * 2**20
 OWN_MEMORY_BYTES = 100 * 10**6
 
 
 def spec(uid: str, model: Path, *, xavier: bool) -> dict[str, Any]:
     """The launch body: equal but for the switch."""
-    body: dict[str, Any] = {"model_uid": uid, "model_path": str(model), "replica": 2, "enable_xavier": xavier}
+    engine = {"dtype": cpu_dtype(cpu_flags()), "kv_cache_memory_bytes": KV_CACHE_BYTES, "max_model_len": 4096}
+    body: dict[str, Any] = {"model_uid": uid, "model_path": str(model), "replica": 2, "enable_xavier": xavier, "engine_config": engine}
     if xavier:
         body["xavier_cpu_cache_bytes"] = CPU_CACHE_BYTES
     return body
@@ -127,7 +131,8 @@ async def memory(served: Served, model: str, replicas: list[dict[str, Any]]) -> 
 
 async def run(model: Path, pairs: int) -> dict[str, Any]:
     """Both launches, one after the other."""
-    result: dict[str, Any] = {"command": f"python -m benchmarks.sharing <model> --pairs {pairs}", "model": model.name}
+    command = f"python -m benchmarks.sharing <model> --pairs {pairs}"
+    result: dict[str, Any] = {"command": command, "model": model.name, "dtype": cpu_dtype(cpu_flags())}
     async with server(PORT) as served:
         replicas = await served.launch(spec("shared", model, xavier=True))
         uids = [replica["replica_uid"] for replica in replicas]

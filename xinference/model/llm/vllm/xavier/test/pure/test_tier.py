@@ -189,6 +189,18 @@ def test_a_gap_before_a_run_of_its_own_is_filled_without_a_second_copy_of_the_ru
     tier.check()
 
 
+def test_a_gap_before_a_run_on_its_way_is_filled_without_a_second_place_for_the_run(tmp_path: Path) -> None:
+    tier, _ = make(tmp_path, num_places=8)
+    run = tier.reserve(ReserveRequest(None, CHAIN[2:4]))
+    gap = tier.reserve(ReserveRequest(None, CHAIN[:4]))
+    assert (gap.first, len(gap.places), gap.refused, gap.end) == (0, 2, None, 2)
+    for reserved, offset in ((run, 2), (gap, 0)):
+        for index, place in enumerate(reserved.places, offset):
+            assert tier.publish(place, CHAIN[index], CHAIN[index - 1] if index % 2 else None)
+            tier.check()
+    assert tier.prefix(CHAIN, 0, 9) == 4
+
+
 def test_touching_the_middle_of_a_chain_changes_nothing(tmp_path: Path) -> None:
     tier, _ = make(tmp_path)
     one = keys(range(20, 22))

@@ -18,7 +18,7 @@ from xinference.deploy.quickstart import cpu_dtype
 
 PORT = 18997
 LONG_WORDS = 1130  # about 1,500 tokens of this vocabulary
-SHORT_WORDS = 30  # one full block and a remainder
+SHORT_WORDS = 45  # one full block and a remainder
 CPU_CACHE_BYTES = 512 * 2**20
 KV_CACHE_BYTES = 512 * 2**20
 OWN_MEMORY_BYTES = 100 * 10**6
@@ -33,6 +33,14 @@ def spec(uid: str, model: Path, *, xavier: bool) -> dict[str, Any]:
     return body
 
 
+async def settled(served: Served, model: str) -> None:
+    """Saving goes on for a moment after an answer: wait until the number of saved blocks stands still."""
+    before, now = -1, 0
+    while before != now:
+        await asyncio.sleep(0.1)
+        before, now = now, (await counters(served, model))["saves_blocks"]
+
+
 async def hit_against_cold(served: Served, model: str, replicas: list[str], pairs: int, words: int) -> dict[str, Any]:
     """Each pair: a prompt nobody has seen on one replica, then the same prompt on the other."""
     measured, tokens = [], {}
@@ -40,6 +48,7 @@ async def hit_against_cold(served: Served, model: str, replicas: list[str], pair
         first, second = replicas if number % 2 == 0 else reversed(replicas)
         prompt = prose(1000 * words + number, words)
         cold = await served.complete(model, prompt, replica=first)
+        await settled(served, model)
         hit = await served.complete(model, prompt, replica=second)
         if cold.text != hit.text:
             raise RuntimeError(f"pair {number}: the texts differ")
@@ -61,6 +70,7 @@ async def null_asynchronous_load(served: Served, model: str, replicas: list[str]
         first, second = replicas if number % 2 == 0 else reversed(replicas)
         prompt = prose(77_000 + number, SHORT_WORDS)
         await served.complete(model, prompt, replica=first)
+        await settled(served, model)
         loaded = await served.complete(model, prompt, replica=second)
         local = await served.complete(model, prompt, replica=second)
         if not loaded.extra["sources"]["peer_cpu"] or not local.extra["sources"]["local"]:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import xoscar as xo
+from xoscar.backends.router import Router
 from xoscar.errors import ActorNotExist, ServerClosed
 
 from xinference.core.errors import Closed, Unreachable
@@ -41,3 +42,14 @@ def _seen(task: "asyncio.Future[Any]") -> None:
     """Take note of a result that nobody waits for any more, so that asyncio does not complain of it."""
     if not task.cancelled():
         task.exception()
+
+
+def forget_route(address: str) -> None:
+    """Have an address looked for where it says it is.
+
+    xoscar reaches the pools of its own process by inner addresses, and may still know one for a port that a pool of this process had
+    once and that now belongs to another process.
+    """
+    router = Router.get_instance()
+    if router is not None:
+        router.remove_router(Router([], None, mapping={address: ""}))

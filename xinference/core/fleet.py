@@ -4,7 +4,7 @@ from typing import Any
 
 import xoscar as xo
 
-from xinference.core.calls import call
+from xinference.core.calls import call, forget_route
 from xinference.core.errors import Unreachable
 from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
 from xinference.core.replica import REPLICA_UID, WORKER_UID
@@ -92,5 +92,9 @@ class Fleet:
         if key not in self._refs:
             if len(self._refs) >= MAX_REFS:
                 self._refs.clear()
-            self._refs[key] = await call(xo.actor_ref(address=address, uid=uid), CONNECT_SECONDS)
+            try:
+                self._refs[key] = await call(xo.actor_ref(address=address, uid=uid), CONNECT_SECONDS)
+            except Unreachable:
+                forget_route(address)
+                self._refs[key] = await call(xo.actor_ref(address=address, uid=uid), CONNECT_SECONDS)
         return self._refs[key]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 import xoscar as xo
+from xoscar.backends.router import Router
 
 from xinference.core.calls import call
 from xinference.core.cluster import start_supervisor
@@ -30,6 +31,7 @@ if sys.argv[2] == "none":
 else:
     os.environ["XOSCAR_AUTH_KEY"] = sys.argv[2]
 import xoscar as xo
+from xoscar.backends.router import Router
 
 class Bomb:
     def __reduce__(self):
@@ -139,6 +141,15 @@ async def test_a_worker_that_is_stopped_orderly_leaves_nothing_and_its_model_mov
         assert second.is_running()
         await cluster.supervisor.terminate_model("m", 0.0)
     assert cluster.files() == []
+
+
+async def test_a_worker_on_a_port_that_a_pool_of_the_supervisor_had_once_is_reached(cluster: Cluster) -> None:
+    async with worker_process(cluster):
+        (worker,) = await cluster.supervisor.workers()
+        stale = {worker["address"]: "unixsocket:///4242"}
+        Router.get_instance_or_empty().add_router(Router([], None, mapping=stale))
+        await cluster.launch()
+        await cluster.supervisor.terminate_model("m", 0.0)
 
 
 async def test_a_worker_that_was_away_and_returns_gives_up_what_is_not_wanted_any_more(cluster: Cluster) -> None:

@@ -219,7 +219,7 @@ def _prompts(prompt: Any, max_model_len: int) -> list[tuple[int, ...]]:
         raise Refused("You must pass at least one prompt")
     items = [prompt] if isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], int)) else prompt
     if not isinstance(items, list) or len({type(item) for item in items}) > 1:
-        raise refusal.invalid_field("body.prompt", "Input should be a valid string", prompt)
+        raise refusal.invalid_field(_prompt_at_fault(prompt), "Input should be a valid string", prompt)
     found = []
     for item in items:
         if isinstance(item, str):
@@ -229,10 +229,17 @@ def _prompts(prompt: Any, max_model_len: int) -> list[tuple[int, ...]]:
                 raise Refused(f"Token id {max(item)} is out of vocabulary")
             found.append(tuple(item))
         else:
-            raise refusal.invalid_field("body.prompt", "Input should be a valid string", item)
+            raise refusal.invalid_field(_prompt_at_fault(prompt), "Input should be a valid string", item)
         if not found[-1]:
             raise Refused("The decoder prompt cannot be empty")
     return found
+
+
+def _prompt_at_fault(prompt: Any) -> str:
+    """vLLM names the first complaint of the first form it tries, a list of token ids: the first item that is none."""
+    if not isinstance(prompt, list):
+        return "body.prompt"
+    return f"body.prompt.{next((index for index, item in enumerate(prompt) if not isinstance(item, int)), 0)}"
 
 
 def checked_messages(messages: Any) -> list[dict[str, Any]]:

@@ -238,13 +238,19 @@ REFUSED: list[tuple[str, Any]] = [
 ]
 
 
+def field_of(param: str | None) -> str | None:
+    """The field at fault; which item of it is named depends on the order in which vLLM tries the forms of a field."""
+    return param and ".".join(part for part in param.split(".") if not part.isdigit())
+
+
 @pytest.mark.parametrize(("path", "body"), REFUSED)
 async def test_the_fake_refuses_as_vllm_does(engine: Engine, fake: FakeReplica, path: str, body: Any) -> None:
     real_status, real = await engine.post(path, body)
     fake_status, mine = await fake.post(path, body)
     assert fake_status == real_status
     error, expected = mine["error"], real["error"]
-    assert {k: error[k] for k in ("type", "param", "code")} == {k: expected[k] for k in ("type", "param", "code")}
+    assert (error["type"], error["code"]) == (expected["type"], expected["code"])
+    assert field_of(error["param"]) == field_of(expected["param"])
     if error["type"] == "BadRequestError":
         assert error["message"] == expected["message"]
 

@@ -17,7 +17,7 @@ from xinference.deploy.machine import cpu_flags
 from xinference.deploy.quickstart import cpu_dtype
 
 PORT = 18997
-LONG_WORDS = 1130  # about 1,500 tokens of this vocabulary
+LONG_WORDS = 1130  # as many tokens and one, of the demonstration model
 SHORT_WORDS = 45  # one full block and a remainder
 CPU_CACHE_BYTES = 512 * 2**20
 KV_CACHE_BYTES = 512 * 2**20

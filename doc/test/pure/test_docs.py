@@ -228,5 +228,5 @@ def test_the_readme_is_short_and_every_benchmark_is_described() -> None:
 
 @each_page
 def test_a_page_speaks_only_of_the_project(page: Path) -> None:
-    for word in ("/work/", "/opt/", "/tmp/", "issue #", "TODO", "FIXME"):
+    for word in ("/root/", "/opt/", "/tmp/", "issue #", "TODO", "FIXME"):
         assert word not in page.read_text(), f"{name_of(page)} holds {word}"

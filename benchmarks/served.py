@@ -31,6 +31,7 @@ class Answer:
     ttft_seconds: float
     total_seconds: float
     text: str
+    logprobs: list[dict[str, float]]
     usage: dict[str, Any]
     extra: dict[str, Any]
 
@@ -59,7 +60,7 @@ class Served:
 
     async def complete(self, model: str, prompt: str, *, replica: str | None = None, uds: str | None = None, max_tokens: int = 1) -> Answer:
         """One streamed greedy completion, through the API or, with `uds`, straight at an engine's socket."""
-        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 5, "stream": True}
         body["stream_options"] = {"include_usage": True}
         headers = {"x-xinference-debug": "1"} if uds is None else {}
         if replica is not None:
@@ -71,7 +72,7 @@ class Served:
 
     async def _stream(self, session: aiohttp.ClientSession, base: str, body: dict[str, Any], headers: dict[str, str]) -> Answer:
         first: float | None = None
-        text, usage, extra = "", dict[str, Any](), dict[str, Any]()
+        text, logprobs, usage, extra = "", list[dict[str, float]](), dict[str, Any](), dict[str, Any]()
         begin = time.perf_counter()
         async with session.post(base + "/v1/completions", json=body, headers=headers) as response:
             if response.status != 200:
@@ -84,10 +85,12 @@ class Served:
                     raise RuntimeError(str(chunk["error"]))
                 if chunk["choices"] and first is None:
                     first = time.perf_counter() - begin
-                text += "".join(choice["text"] for choice in chunk["choices"])
+                for choice in chunk["choices"]:
+                    text += choice["text"]
+                    logprobs += (choice.get("logprobs") or {}).get("top_logprobs", [])
                 usage = chunk.get("usage") or usage
                 extra = chunk.get("xinference") or extra
-        return Answer(first if first is not None else float("nan"), time.perf_counter() - begin, text, usage, extra)
+        return Answer(first if first is not None else float("nan"), time.perf_counter() - begin, text, logprobs, usage, extra)
 
     async def launch(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
         """Launch, wait until ready, and return the replicas."""

@@ -42,7 +42,11 @@ async def settled(served: Served, model: str) -> None:
 
 
 async def hit_against_cold(served: Served, model: str, replicas: list[str], pairs: int, words: int) -> dict[str, Any]:
-    """Each pair: a prompt nobody has seen on one replica, then the same prompt on the other."""
+    """Each pair: a prompt nobody has seen on one replica, then the same prompt on the other.
+
+    A repeat on the first replica, a hit in vLLM's own prefix cache, is the control: the peer's hit must give its very log probabilities.
+    The cold answer cannot be the control in 16-bit numbers: a prefill cut into other chunks rounds otherwise, with or without sharing.
+    """
     measured, tokens = [], {}
     for number in range(pairs + 1):
         first, second = replicas if number % 2 == 0 else reversed(replicas)
@@ -50,8 +54,9 @@ async def hit_against_cold(served: Served, model: str, replicas: list[str], pair
         cold = await served.complete(model, prompt, replica=first)
         await settled(served, model)
         hit = await served.complete(model, prompt, replica=second)
-        if cold.text != hit.text:
-            raise RuntimeError(f"pair {number}: the texts differ")
+        local = await served.complete(model, prompt, replica=first)
+        if not hit.logprobs or (hit.text, hit.logprobs) != (local.text, local.logprobs):
+            raise RuntimeError(f"pair {number}: a peer's hit gives {hit.logprobs}, a local one {local.logprobs}")
         if number:  # the first pair warms both engines
             measured.append((cold.ttft_seconds, hit.ttft_seconds))
         tokens = hit.extra["sources"]

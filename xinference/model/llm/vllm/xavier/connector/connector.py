@@ -32,6 +32,8 @@ from xinference.model.llm.vllm.xavier.connector.views import PoolCache, engine_f
 from xinference.model.llm.vllm.xavier.connector.worker import XavierWorker
 from xinference.model.llm.vllm.xavier.errors import ConfigRefused
 from xinference.model.llm.vllm.xavier.transfer.cpu import CpuMover
+from xinference.model.llm.vllm.xavier.transfer.cuda import CudaLane
+from xinference.model.llm.vllm.xavier.transfer.staged import StagedMover
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
@@ -90,10 +92,10 @@ class XavierConnector(KVConnectorBase_V1, SupportsHMA):
         """KV memory is there: open the segment and start the helper thread.
 
         Args:
-            kv_caches: layer name -> tensor on the CPU, of any layout with a block dimension first or second.
+            kv_caches: layer name -> tensor on the CPU or a CUDA device, of any layout with a block dimension first or second.
         """
         facts = self._facts
-        mover = CpuMover({name: kv_caches[name] for group in facts.groups for name in group.layer_names}, facts.num_blocks)
+        mover = _mover({name: kv_caches[name] for group in facts.groups for name in group.layer_names}, facts.num_blocks)
         if mover.block_bytes != facts.block_bytes:
             raise ConfigRefused(
                 f"the KV tensors hold {mover.block_bytes} bytes a block, the engine's configuration says {facts.block_bytes}"
@@ -306,7 +308,13 @@ class XavierConnector(KVConnectorBase_V1, SupportsHMA):
         """Peers meet through the control page (from 0.23)."""
 
 
-def _namespace(facts: EngineFacts, config: XavierConfig, mover: CpuMover) -> str:
+def _mover(kv_caches: dict[str, torch.Tensor], num_blocks: int) -> CpuMover | StagedMover:
+    """The mover for the device that KV memory is on."""
+    device = next((tensor.device for tensor in kv_caches.values()), torch.device("cpu"))
+    return CpuMover(kv_caches, num_blocks) if device.type == "cpu" else StagedMover(kv_caches, num_blocks, CudaLane(device))
+
+
+def _namespace(facts: EngineFacts, config: XavierConfig, mover: CpuMover | StagedMover) -> str:
     """The namespace's short name; a warning if no other process can be in it."""
     root, common = hash_root(facts, os.environ.get("PYTHONHASHSEED"), os.urandom(16))
     if not common:

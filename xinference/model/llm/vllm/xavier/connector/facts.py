@@ -9,6 +9,7 @@ from xinference.model.llm.vllm.xavier.errors import ConfigRefused
 OLDEST_VERSION = (0, 21)
 NEWEST_VERSION = (0, 33)
 SHARED_SPEC = "FullAttentionSpec"
+SHARED_DEVICES = ("cpu", "cuda")
 SCALES_COMPUTED = "computed"
 
 
@@ -116,8 +117,8 @@ def _reasons(facts: EngineFacts) -> Iterator[str]:
         yield f"kv_role is {facts.role!r}, not 'kv_both'"
     if facts.failure_policy != "recompute":
         yield f"kv_load_failure_policy is {facts.failure_policy!r}, not 'recompute'"
-    if facts.device != "cpu":
-        yield f"its KV memory is on {facts.device!r}, and only that of a CPU can be copied in this version"
+    if facts.device not in SHARED_DEVICES:
+        yield f"its KV memory is on {facts.device!r}, and only that of {' and '.join(SHARED_DEVICES)} can be copied in this version"
     if facts.runner != "generate":
         yield f"it runs {facts.runner!r} models, not 'generate'"
     if facts.speculative:

@@ -22,7 +22,8 @@ class Offers:
         self._engine = engine
         self._lookup = lookup
         config = engine.config
-        self._limits = LoadLimits(config.sync_load_max_blocks, config.sync_load_max_seconds, config.min_load_blocks)
+        within_step = config.sync_load_max_blocks if engine.state.mover.loads_within_step else 0
+        self._limits = LoadLimits(within_step, config.sync_load_max_seconds, config.min_load_blocks)
         self._share_blocks = int(config.async_load_max_share * engine.state.mover.num_blocks)
 
     def find(self, request: RequestState, view: RequestView, local_tokens: int, step: int) -> Offer | None:

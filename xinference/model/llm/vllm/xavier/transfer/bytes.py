@@ -23,6 +23,8 @@ class BytesMover:
         block_bytes: bytes of one block.
     """
 
+    loads_within_step = True
+
     def __init__(self, memory: bytearray, block_bytes: int) -> None:
         if block_bytes <= 0 or len(memory) % block_bytes:
             raise ValueError(f"{len(memory)} bytes are not whole blocks of {block_bytes}")
@@ -42,6 +44,12 @@ class BytesMover:
     def open_slab(self, view: memoryview, place_bytes: int) -> BytesSlab:
         """The slab as bytes."""
         return BytesSlab(view, place_bytes, num_places_of(view.nbytes, place_bytes, self._block_bytes))
+
+    def mark(self) -> None:
+        """Nothing: the engine's writes are done when its hook is called."""
+
+    def follow(self, mark: None) -> None:
+        """Nothing to wait for."""
 
     def save(self, slab: BytesSlab, copies: Sequence[BlockCopy]) -> None:
         """Engine block -> place, for every copy."""

@@ -8,7 +8,7 @@ that were not saved, or as blocks reported invalid.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.config import XavierConfig
@@ -46,8 +46,8 @@ class Copier:
         block_bytes = state.mover.block_bytes
         self._batch_blocks = max(1, min(config.batch_max_blocks, config.batch_max_bytes // block_bytes))
         self._wake = threading.Condition()
-        self._loads: deque[Sequence[LoadJob]] = deque()
-        self._saves: deque[SaveJob] = deque()
+        self._loads: deque[tuple[Sequence[LoadJob], Any]] = deque()
+        self._saves: deque[tuple[SaveJob, Any]] = deque()
         self._finished: deque[LoadJob] = deque()
         self._touches: deque[tuple[Callable[[int], BlockKey], int]] = deque(maxlen=TOUCH_QUEUE)
         self._working = False
@@ -58,15 +58,20 @@ class Copier:
     # ---- step thread
 
     def submit_saves(self, job: SaveJob) -> None:
-        """Take over a step's saves, after its forward pass."""
+        """Take over a step's saves, after its forward pass was told to the device."""
+        mark = self._state.mover.mark()
         with self._wake:
-            self._saves.append(job)
+            self._saves.append((job, mark))
             self._wake.notify()
 
     def submit_loads(self, jobs: Sequence[LoadJob]) -> None:
-        """Take over a step's asynchronous loads. Each comes back exactly once, through ``take_finished``."""
+        """Take over a step's asynchronous loads. Each comes back exactly once, through ``take_finished``.
+
+        Steps that still run may write to blocks which a finished request left to these loads: copies follow what was told so far.
+        """
+        mark = self._state.mover.mark()
         with self._wake:
-            self._loads.append(jobs)
+            self._loads.append((jobs, mark))
             self._wake.notify()
 
     def submit_touch(self, key_at: Callable[[int], BlockKey], last: int) -> None:
@@ -144,10 +149,11 @@ class Copier:
             self._run_loads()
             while self._touches:
                 self._touch(*self._touches.popleft())
-            job = self._next_saves()
-            if job is not None:
+            next_saves = self._next_saves()
+            if next_saves is not None:
+                job, mark = next_saves
                 for batch in _batches(job.pieces, self._batch_blocks):
-                    self._run_save_batch(job.epoch, batch)
+                    self._run_save_batch(job.epoch, batch, mark)
                     self._run_loads()
         except Exception as error:
             self._state.report("the helper thread", error)
@@ -175,8 +181,8 @@ class Copier:
 
     def _run_loads(self) -> None:
         while self._loads:
-            jobs = self._loads.popleft()
-            self._loader.run(jobs)
+            jobs, mark = self._loads.popleft()
+            self._loader.run(jobs, mark)
             self._finished.extend(jobs)
 
     def _touch(self, key_at: Callable[[int], BlockKey], last: int) -> None:
@@ -193,12 +199,13 @@ class Copier:
 
     # ---- saves
 
-    def _run_save_batch(self, epoch: int, batch: Sequence[SavePiece]) -> None:
+    def _run_save_batch(self, epoch: int, batch: Sequence[SavePiece], mark: Any) -> None:
         state = self._state
         good = [piece for piece in batch if self._still_good(epoch, piece)]
         started = self._clock()
         failed = False
         try:
+            state.mover.follow(mark)
             state.mover.save(state.slab, [BlockCopy(piece.block, piece.place) for piece in good])
         except Exception as error:
             failed = True
@@ -234,7 +241,7 @@ class Copier:
         state.count(reason)
         return 0
 
-    def _next_saves(self) -> SaveJob | None:
+    def _next_saves(self) -> tuple[SaveJob, Any] | None:
         try:
             return self._saves.popleft()
         except IndexError:
@@ -242,7 +249,8 @@ class Copier:
 
     def _drop_saves(self) -> None:
         """Give back what there was no time for. The thread may take jobs at the same moment."""
-        while (job := self._next_saves()) is not None:
+        while (dropped := self._next_saves()) is not None:
+            job, _ = dropped
             with self._state.lock:
                 for piece in job.pieces:
                     self._state.tier.give_back(piece.place)

@@ -4,6 +4,7 @@ Used by the worker half within a step, for pinned places of the own slab, and by
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from xinference.model.llm.vllm.xavier.config import XavierConfig
 from xinference.model.llm.vllm.xavier.policy.batching import Batch, Piece, cut_batches
@@ -26,10 +27,16 @@ class Loader:
         self._state = state
         self._clock = clock
 
-    def run(self, jobs: Sequence[LoadJob]) -> None:
-        """One step's loads together. Whatever happens, each of them ends."""
+    def run(self, jobs: Sequence[LoadJob], mark: Any = None) -> None:
+        """One step's loads together. Whatever happens, each of them ends.
+
+        Args:
+            mark: the mover's, behind everything that may still write to the loads' blocks; None for loads within a step.
+        """
         started = self._clock()
         try:
+            if mark is not None:
+                self._state.mover.follow(mark)
             self._copy(jobs)
         except Exception as error:
             self._state.report("a load", error)

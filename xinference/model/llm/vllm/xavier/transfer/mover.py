@@ -18,10 +18,15 @@ class BlockCopy(NamedTuple):
 class Mover(Protocol):
     """Copies engine blocks to and from slabs, in whole blocks, several at a time.
 
-    A mover never waits for anything and keeps no books. Its caller makes sure that nobody else writes the target meanwhile, and that the
+    A mover keeps no books. ``save`` and ``load`` return when the bytes are in place; one whose copies run on a device waits for them, and
+    is called by the copier thread alone. Its caller makes sure that nobody else writes the target meanwhile, and that the
     source is either held or validated after the copy. Both verbs raise ``ValueError`` before they move anything when a block or a place
     does not exist.
     """
+
+    @property
+    def loads_within_step(self) -> bool:
+        """Whether ``load`` may be called by the step thread: it waits for no device, so a load can be part of a step."""
 
     @property
     def block_bytes(self) -> int:
@@ -38,6 +43,12 @@ class Mover(Protocol):
             view: the whole slab; the result keeps it alive.
             place_bytes: bytes from one place to the next, at least ``block_bytes``.
         """
+
+    def mark(self) -> Any:
+        """A mark behind everything that the engine's device was told so far. Called by the step thread; waits for nothing."""
+
+    def follow(self, mark: Any) -> None:
+        """Copies from now on begin when what lies before ``mark`` is done. Called by the copier thread; waits for nothing itself."""
 
     def save(self, slab: Any, copies: Sequence[BlockCopy]) -> None:
         """Engine block -> place, for every copy. ``slab`` came from ``open_slab``."""

@@ -1,10 +1,15 @@
-"""The mover over CPU tensors keeps the movers' contract for every layout that vLLM has had."""
+"""Movers over tensors keep the movers' contract for every layout that vLLM has had: straight, and through slots in a lane of copies."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from xinference.model.llm.vllm.xavier.test.mover_contract import NUM_BLOCKS, MoverContract
 from xinference.model.llm.vllm.xavier.transfer.cpu import CpuMover
+from xinference.model.llm.vllm.xavier.transfer.mover import BlockCopy, Mover
+from xinference.model.llm.vllm.xavier.transfer.staged import StagedMover
 
 HEADS, TOKENS, DIM, LAYERS = 2, 4, 8, 3
 
@@ -24,7 +29,7 @@ class TensorContract(MoverContract):
     def layers(self) -> dict[str, torch.Tensor]:
         raise NotImplementedError
 
-    def mover(self) -> CpuMover:
+    def mover(self) -> Mover:
         self.tensors = self.layers()
         return CpuMover(self.tensors, NUM_BLOCKS)
 
@@ -74,6 +79,80 @@ class TestLayersOfDifferentSizes(TensorContract):
         first = fill(torch.empty(NUM_BLOCKS, HEADS, TOKENS, DIM, dtype=torch.bfloat16), 1)
         second = fill(torch.empty(NUM_BLOCKS, 1, 3, 1, dtype=torch.bfloat16), 2)
         return {"a": first, "b": second}
+
+
+class LazyLane:
+    """A lane that does nothing until it is waited for, as a device may: whoever forgets to wait reads old bytes."""
+
+    def __init__(self) -> None:
+        self.followed: list[object] = []
+        self.running = False
+
+    def host_slot(self, shape: tuple[int, int], word: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, -1, dtype=word)
+
+    def mark(self) -> object:
+        return object()
+
+    def follow(self, mark: object) -> None:
+        self.followed.append(mark)
+
+    @contextmanager
+    def queued(self) -> Iterator[None]:
+        assert not self.running, "the slots are in use: the last turn was not waited for"
+        self.running = True
+        yield
+
+    def wait(self) -> None:
+        self.running = False
+
+
+class StagedContract(TensorContract):
+    """The same through slots that hold two blocks, so that most batches take several turns."""
+
+    def mover(self) -> Mover:
+        self.tensors = self.layers()
+        size = CpuMover(self.tensors, NUM_BLOCKS).block_bytes
+        return StagedMover(self.tensors, NUM_BLOCKS, LazyLane(), slot_bytes=2 * size + size // 2)
+
+
+class TestStagedKeysAndValuesOutermost(StagedContract, TestKeysAndValuesOutermost):
+    pass
+
+
+class TestStagedOneStorageLayersOutermost(StagedContract, TestOneStorageLayersOutermost):
+    pass
+
+
+class TestStagedOneStorageBlocksOutermost(StagedContract, TestOneStorageBlocksOutermost):
+    pass
+
+
+class TestStagedHeadsOutermost(StagedContract, TestHeadsOutermost):
+    pass
+
+
+class TestStagedLayersOfDifferentSizes(StagedContract, TestLayersOfDifferentSizes):
+    pass
+
+
+def test_a_slot_holds_at_least_one_block() -> None:
+    tensors = {"layer": fill(torch.empty(NUM_BLOCKS, HEADS, TOKENS, DIM, dtype=torch.bfloat16), 1)}
+    mover = StagedMover(tensors, NUM_BLOCKS, LazyLane(), slot_bytes=1)
+    memory = bytearray(2 * mover.block_bytes)
+    slab = mover.open_slab(memoryview(memory), mover.block_bytes)
+    mover.save(slab, [BlockCopy(3, 0), BlockCopy(4, 1)])
+    assert bytes(memory) == tensors["layer"][3:5].view(torch.int16).numpy().tobytes()
+
+
+def test_a_mover_on_a_device_follows_marks_and_makes_no_load_within_a_step() -> None:
+    lane = LazyLane()
+    mover = StagedMover({"layer": torch.zeros(NUM_BLOCKS, HEADS, TOKENS, DIM)}, NUM_BLOCKS, lane)
+    mark = mover.mark()
+    mover.follow(mark)
+    assert lane.followed == [mark]
+    assert not mover.loads_within_step
+    assert CpuMover({"layer": torch.zeros(NUM_BLOCKS, HEADS, TOKENS, DIM)}, NUM_BLOCKS).loads_within_step
 
 
 def test_one_storage_is_moved_by_one_operation() -> None:

@@ -53,7 +53,7 @@ def test_every_version_of_the_range_is_accepted(version: str) -> None:
         ({"parallel_sizes": (("pipeline_parallel_size", 4),)}, "pipeline_parallel_size is 4, not 1"),
         ({"role": "kv_producer"}, "kv_role is 'kv_producer'"),
         ({"failure_policy": "fail"}, "kv_load_failure_policy is 'fail'"),
-        ({"device": "cuda"}, "KV memory is on 'cuda'"),
+        ({"device": "xpu"}, "KV memory is on 'xpu', and only that of cpu and cuda"),
         ({"runner": "pooling"}, "'pooling' models"),
         ({"speculative": "eagle:draft"}, "speculative decoding (eagle:draft)"),
         ({"kv_cache_dtype": "fp8", "kv_scales": "computed"}, "the scales of its FP8 KV are computed while it runs"),

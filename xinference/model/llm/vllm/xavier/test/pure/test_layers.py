@@ -35,6 +35,9 @@ FOLDERS = {
 # The only files that know an engine or its tensors -> third-party packages they may import.
 DOORS = {
     "transfer/cpu.py": {"torch"},
+    "transfer/cuda.py": {"torch"},
+    "transfer/staged.py": {"torch"},
+    "transfer/strided.py": {"torch"},
     "connector/connector.py": {"torch", "vllm"},
     "connector/views.py": {"torch", "vllm"},
 }

@@ -10,22 +10,32 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Limits(BaseSettings):
-    """What the API accepts. A request over a limit gets a 4xx that names the limit; refusals are counted by name."""
+    """What the API accepts: the one home of these defaults. What is over a limit is refused, and counted under the limit's name."""
 
     model_config = SettingsConfigDict(env_prefix="XINFERENCE_LIMIT_", frozen=True)
 
-    body_bytes: int = 10 * 1024 * 1024
-    json_depth: int = 64
-    messages: int = 2048
-    prompts: int = 128
-    choices: int = Field(default=8, description="upper bound of `n`")
-    stop_strings: int = 4
-    logprobs: int = 20
-    tools: int = 128
-    queued_requests: int = Field(default=1024, description="open requests per model before 429")
-    slow_reader_bytes: int = Field(default=1024 * 1024, description="unread stream bytes before the request is aborted")
-    event_streams: int = Field(default=32, description="open event streams before 429")
-    request_seconds: float = Field(default=3600.0, description="a request that lasts longer is aborted")
+    connections: int = Field(default=2048, ge=1, description="open connections before 429; a request needs one of its own")
+    head_bytes: int = Field(default=64 * 1024, ge=1024, description="address and header fields of a request")
+    head_fields: int = Field(default=128, ge=16, description="header fields of a request")
+    body_bytes: int = Field(default=10 * 1024 * 1024, ge=1, description="one request body")
+    bodies_bytes: int = Field(default=512 * 1024 * 1024, ge=1, description="bodies of all open requests together before 429")
+    json_depth: int = Field(default=64, ge=4, description="objects and lists inside each other in a body; the outermost counts")
+    messages: int = Field(default=2048, ge=1, description="entries of `messages`")
+    prompts: int = Field(default=128, ge=1, description="entries of `prompt` or `input`")
+    choices: int = Field(default=8, ge=1, description="upper bound of `n`")
+    stop_strings: int = Field(default=4, ge=0, description="entries of `stop`")
+    logprobs: int = Field(default=20, ge=0, description="upper bound of `logprobs`, `top_logprobs` and `prompt_logprobs`")
+    tools: int = Field(default=128, ge=0, description="entries of `tools`")
+    queued_requests: int = Field(default=1024, ge=1, description="open requests of one model, those in its queue included, before 429")
+    slow_reader_bytes: int = Field(default=1024 * 1024, ge=1024, description="unread bytes of a stream before it is aborted")
+    event_streams: int = Field(default=32, ge=1, description="open event, log and statistics streams before 429")
+    key_concurrent_requests: int = Field(
+        default=0, ge=0, description="open requests of one API key before 429, for keys without a limit of their own; 0: no limit"
+    )
+    key_requests_per_minute: int = Field(
+        default=0, ge=0, description="requests of one API key in a minute before 429, for keys without a limit of their own; 0: no limit"
+    )
+    request_seconds: float = Field(default=3600.0, gt=0, description="a request that lasts longer is aborted")
 
 
 class Settings(BaseSettings):
@@ -40,6 +50,9 @@ class Settings(BaseSettings):
     supervisor_port: int = Field(default=9998, description="xoscar port of the supervisor; 0 picks a free one")
     shm_dir: Path = Path("/dev/shm")  # noqa: S108  (shared memory is what is wanted)
     require_key: bool = Field(default=False, description="ask for an API key on loopback too")
+    isolate_tenants: bool = Field(
+        default=False, description="no API key is served from cache that another key's prompts filled; asks for keys on loopback too"
+    )
     model_roots: tuple[Path, ...] = Field(default=(), description="if set, model paths must lie inside one of these")
     trust_remote_code: bool = Field(default=False, description="allow models that run their own Python code")
     allow_fake_engine: bool = Field(default=False, description="allow model_engine=fake, the engine of the test suite")

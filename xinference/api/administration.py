@@ -9,7 +9,7 @@ from xinference.api.body import decode
 from xinference.api.control import ClusterClient, Json
 from xinference.api.errors import RequestAborted
 from xinference.api.openapi import request_body
-from xinference.api.routing import ModelRoute, is_admin, scoped_router, state_of
+from xinference.api.routing import ModelRoute, is_admin, key_use, scoped_router, state_of
 from xinference.api.schemas import ReplicaCount, Scale
 from xinference.api.watch import while_connected
 from xinference.core.engine_arguments import canonical
@@ -27,7 +27,10 @@ Drain = Annotated[float | None, Query(ge=0, le=3600, description="seconds that o
 @router.get("/v1/models", summary="All models")
 async def list_models(request: Request) -> Json:
     models = await state_of(request).cluster.list_models()
-    return {"object": "list", "data": models if is_admin(request) else [public_part(model) for model in models]}
+    if not is_admin(request):
+        allowed = key_use(request).key.models
+        models = [public_part(model) for model in models if allowed is None or model["id"] in allowed]
+    return {"object": "list", "data": models}
 
 
 @router.post(
@@ -128,6 +131,7 @@ model_router: Final[APIRouter] = scoped_router(ModelRoute)
 
 @model_router.get("/v1/models/{uid:path}", summary="One model")
 async def describe_model(request: Request, uid: str) -> Json:
+    key_use(request).key.check_model(uid)
     model = await state_of(request).cluster.describe_model(uid)
     return model if is_admin(request) else public_part(model)
 

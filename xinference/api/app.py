@@ -15,8 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from xinference.api import administration, health, news, overview
-from xinference.api.auth import KeyRing
+from xinference.api import administration, health, key_routes, news, overview
 from xinference.api.body import KINDS
 from xinference.api.config import ApiConfig
 from xinference.api.control import ClusterClient
@@ -24,6 +23,9 @@ from xinference.api.edge import Edge, error_response, hosts_of
 from xinference.api.errors import MethodNotAllowed
 from xinference.api.gateway import Gateway, Router
 from xinference.api.history import History
+from xinference.api.key_book import KeyBook
+from xinference.api.key_store import KeyStore
+from xinference.api.keys import KeyRing
 from xinference.api.metrics import ApiMetrics
 from xinference.api.openai import openai_router
 from xinference.api.openapi import Documented
@@ -41,6 +43,7 @@ def create_app(
     *,
     router: Router | None = None,
     config: ApiConfig | None = None,
+    store: KeyStore | None = None,
 ) -> FastAPI:
     """Build the app. Starts nothing; its lifespan follows the route table.
 
@@ -49,10 +52,11 @@ def create_app(
         keys: which keys are accepted, and whether any is needed.
         router: chooses replicas.
         config: timings, for tests.
+        store: where keys are kept that administrators make; None if nowhere.
     """
     config = config or ApiConfig()
     metrics, history = ApiMetrics(), History(settings.request_records)
-    gateway = Gateway(cluster, limits, config, metrics, history, router)
+    gateway, book = Gateway(cluster, limits, config, metrics, history, router), KeyBook(keys, store)
     app = Documented(
         components=(*(kind.schema for kind in KINDS), LaunchSpec),
         title="Xinference",
@@ -60,11 +64,12 @@ def create_app(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        lifespan=_lifespan(gateway),
+        lifespan=_lifespan(gateway, book),
         redirect_slashes=False,
     )
-    app.state.api = AppState(cluster, settings, limits, keys, config, metrics, gateway)
-    for routes in (health.router, openai_router(), news.router, administration.router, administration.model_router, overview.router):
+    app.state.api = AppState(cluster, settings, limits, keys, config, metrics, gateway, book)
+    models = (administration.router, administration.model_router)
+    for routes in (health.router, openai_router(), news.router, *models, overview.router, key_routes.router):
         app.include_router(routes)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -73,15 +78,17 @@ def create_app(
     return app
 
 
-def _lifespan(gateway: Gateway) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(gateway: Gateway, book: KeyBook) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(gateway.table.run())
+        following = [asyncio.create_task(gateway.table.run()), asyncio.create_task(book.run())]
         try:
             yield
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+            await book.close()
             await gateway.close()
 
     return lifespan
@@ -96,6 +103,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         allowed = methods_of(request)
         words = f"{request.url.path} does not take {request.method}; it takes {', '.join(sorted(allowed))}"
         return _response(MethodNotAllowed(words, allowed=allowed))
+    if refused.status_code == 400:
+        # All that the framework says of a body that is no JSON, no UTF-8, or deeper than its parser goes.
+        return _response(InvalidRequest("the request body is not valid JSON", code="invalid_json"))
     return _response(InvalidRequest(str(refused.detail)))
 
 

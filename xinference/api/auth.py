@@ -1,107 +1,67 @@
-"""Who may do what: API keys with scopes, compared in constant time.
+"""Who may do what: the scopes, what each route asks for, where a server may listen, and the administrator's own key.
 
-    public      GET /health, GET /ready               no key
-    inference   the routes of INFERENCE_ROUTES        any key
-    admin       every other route, known or not       a key with scope admin
+    public      GET /health, GET /ready                    no key
+    inference   asking models                              scope inference
+    monitor     looking: metrics, events, caches, requests scope monitor
+    admin       every other route, known or not            scope admin, which opens all others too
 
-The default is denial: a new route is for administrators until it is listed here. Keys are 256 random bits, so a plain SHA-256 of a key
-is as good as a slow hash, and only digests are kept in memory.
+The default is denial: a new route is for administrators until it is listed here. Keys themselves are in keys.py.
 """
 
 import contextlib
-import hashlib
-import hmac
 import ipaddress
 import os
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from xinference.errors import AuthenticationFailed, InvalidRequest
-from xinference.settings import Settings
+from xinference.errors import InvalidRequest
 
 ADMIN: Final = "admin"
 INFERENCE: Final = "inference"
+MONITOR: Final = "monitor"
+SCOPES: Final = frozenset({ADMIN, INFERENCE, MONITOR})
 ADMIN_KEY_FILE: Final = "admin.key"
 KEY_PREFIX: Final = "xin-"
 
 PUBLIC_PATHS: Final = frozenset({"/health", "/ready"})
-INFERENCE_ROUTES: Final = frozenset(
-    {
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/completions"),
-        ("POST", "/v1/embeddings"),
-        ("POST", "/tokenize"),
-        ("POST", "/detokenize"),
-        ("GET", "/v1/models"),
-        ("GET", "/v1/models/{uid:path}"),
-        ("GET", "/version"),
-        ("GET", "/metrics"),
-        ("GET", "/openapi.json"),
-    }
-)
+_ASKING: Final = frozenset({INFERENCE, ADMIN})
+_LOOKING: Final = frozenset({MONITOR, ADMIN})
+_ADMINISTERING: Final = frozenset({ADMIN})
+# What a route needs: any one of these scopes.
+ROUTE_SCOPES: Final[dict[tuple[str, str], frozenset[str]]] = {
+    ("POST", "/v1/chat/completions"): _ASKING,
+    ("POST", "/v1/completions"): _ASKING,
+    ("POST", "/v1/embeddings"): _ASKING,
+    ("POST", "/tokenize"): _ASKING,
+    ("POST", "/detokenize"): _ASKING,
+    ("GET", "/v1/models"): SCOPES,
+    ("GET", "/v1/models/{uid:path}"): SCOPES,
+    ("GET", "/version"): SCOPES,
+    ("GET", "/openapi.json"): SCOPES,
+    # Not for those who only ask: how often a cache was hit tells what others ask.
+    ("GET", "/metrics"): _LOOKING,
+    ("GET", "/v1/models/{uid:path}/events"): _LOOKING,
+    ("GET", "/v1/models/{uid:path}/replicas"): _LOOKING,
+    ("GET", "/v1/models/{uid:path}/xavier"): _LOOKING,
+    ("GET", "/v1/models/{uid:path}/xavier/stream"): _LOOKING,
+    ("GET", "/v1/requests"): _LOOKING,
+    ("GET", "/v1/requests/{request_id}"): _LOOKING,
+    ("GET", "/v1/cluster"): _LOOKING,
+    ("GET", "/v1/workers"): _LOOKING,
+    ("GET", "/v1/devices"): _LOOKING,
+}
 
 
-def required_scope(method: str, route: str) -> str | None:
-    """The scope a route needs, None if none. HEAD counts as GET.
+def scopes_for(method: str, route: str) -> frozenset[str] | None:
+    """The scopes that open a route, each by itself; None for a route that needs no key. HEAD counts as GET.
 
     Args:
         route: the path as it was declared, with its parameters in braces.
     """
     if route in PUBLIC_PATHS:
         return None
-    return INFERENCE if (method.replace("HEAD", "GET"), route) in INFERENCE_ROUTES else ADMIN
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """One key's digest and what it allows."""
-
-    digest: bytes
-    scopes: frozenset[str]
-
-    @classmethod
-    def of(cls, key: str, *scopes: str) -> "ApiKey":
-        return cls(_digest(key), frozenset(scopes))
-
-
-EVERYTHING: Final = frozenset({ADMIN, INFERENCE})
-
-
-@dataclass(frozen=True)
-class KeyRing:
-    """The keys a server accepts.
-
-    Args:
-        keys: all of them.
-        required: False lets everybody do everything; only for servers that none but this machine can reach.
-    """
-
-    keys: tuple[ApiKey, ...] = ()
-    required: bool = True
-
-    def scopes_of(self, authorization: str | None) -> frozenset[str]:
-        """What the bearer of an Authorization header may do.
-
-        Raises:
-            AuthenticationFailed: no key, or a wrong one.
-        """
-        if not self.required:
-            return EVERYTHING
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise AuthenticationFailed("an API key is needed: send the header 'Authorization: Bearer KEY'")
-        digest = _digest(key.strip())
-        # All keys are compared, so that the time taken does not tell which one was nearly right.
-        found = [known for known in self.keys if hmac.compare_digest(known.digest, digest)]
-        if not found:
-            raise AuthenticationFailed("this API key is not known to the server")
-        return frozenset().union(*(key.scopes for key in found))
+    return ROUTE_SCOPES.get((method.replace("HEAD", "GET"), route), _ADMINISTERING)
 
 
 def is_loopback(host: str) -> bool:
@@ -112,6 +72,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def new_secret() -> str:
+    """A new key: 256 random bits."""
+    return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def load_admin_key(home: Path) -> str:
@@ -130,7 +95,7 @@ def load_admin_key(home: Path) -> str:
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "w") as file:
-            file.write(KEY_PREFIX + secrets.token_urlsafe(32) + "\n")
+            file.write(new_secret() + "\n")
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:
@@ -141,30 +106,10 @@ def load_admin_key(home: Path) -> str:
 def _read_key(path: Path) -> str:
     if path.stat().st_mode & 0o077:
         raise InvalidRequest(f"{path} can be read by other users of this machine: chmod 600 it, or delete it to get a new key")
-    key = path.read_text().strip()
+    try:
+        key = path.read_text("ascii").strip()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} holds no key: delete it to get a new one") from None
     if not key:
         raise InvalidRequest(f"{path} is empty: delete it to get a new key")
     return key
-
-
-def key_ring(settings: Settings, admin_key: str, inference_keys: tuple[str, ...] = ()) -> KeyRing:
-    """The keys of a server.
-
-    Keys are asked for when the server can be reached from other machines, when the settings say so, or when inference keys were given.
-
-    Args:
-        inference_keys: keys for users who may ask models but not launch or stop any.
-    """
-    keys = (ApiKey.of(admin_key, ADMIN, INFERENCE), *(ApiKey.of(key, INFERENCE) for key in inference_keys))
-    required = settings.require_key or bool(inference_keys) or not is_loopback(settings.host)
-    return KeyRing(keys, required)
-
-
-def check_bind(host: str, ring: KeyRing) -> None:
-    """Refuse to serve other machines without keys: who may launch a model may run code.
-
-    Raises:
-        InvalidRequest: the address is not loopback and no key would be asked for.
-    """
-    if not is_loopback(host) and not (ring.required and ring.keys):
-        raise InvalidRequest(f"refusing to listen on {host} without API keys; bind 127.0.0.1, or start with --require-key", param="host")

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from xinference.api.errors import OverLimit
+from xinference.api.keys import tenant_salt
 from xinference.api.schemas import (
     Body,
     ChatCompletionBody,
@@ -19,7 +21,7 @@ from xinference.api.schemas import (
     TokenizeBody,
     validate,
 )
-from xinference.errors import InvalidRequest, LimitExceeded, NotSupported
+from xinference.errors import InvalidRequest, NotSupported
 from xinference.settings import Limits
 
 Json = dict[str, Any]
@@ -74,6 +76,7 @@ EMBEDDINGS: Final = Kind("embeddings", "/v1/embeddings", EmbeddingBody, "Embed t
 TOKENIZE: Final = Kind("tokenize", "/tokenize", TokenizeBody, "Token ids of a text or a conversation")
 DETOKENIZE: Final = Kind("detokenize", "/detokenize", DetokenizeBody, "Text of token ids", prompt_field="tokens")
 KINDS: Final = (CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE, DETOKENIZE)
+SALTED: Final = (CHAT, COMPLETIONS, EMBEDDINGS)  # those that use the engine's prefix cache
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,12 @@ class Prepared:
     max_tokens: int | None = None
 
 
-def prepare(kind: Kind, raw: bytes, request_hex: str, limits: Limits) -> Prepared:
+def prepare(kind: Kind, raw: bytes, request_hex: str, limits: Limits, tenant: str | None = None) -> Prepared:
     """Check a request and make the replica's body.
 
     Args:
         request_hex: 32 hex digits under which the engine accounts for this request.
+        tenant: whose cache alone it may use and fill; None shares with all.
 
     Raises:
         InvalidRequest: or one of its kinds; ``param`` is the field at fault.
@@ -120,6 +124,8 @@ def prepare(kind: Kind, raw: bytes, request_hex: str, limits: Limits) -> Prepare
     validate(kind.schema, body)
     refuse_media(body)
     refuse_no_answer(body)
+    if tenant is not None and kind in SALTED:
+        body["cache_salt"] = tenant_salt(tenant, body.get("cache_salt"))
     prefix = affinity_prefix(body)
     if not kind.generates:
         return Prepared(body["model"], msgspec.json.encode(body), prefix)
@@ -145,20 +151,24 @@ def decode(raw: bytes, max_depth: int) -> Json:
 
     Raises:
         InvalidRequest: not JSON, not UTF-8, or not an object (code invalid_json).
-        LimitExceeded: nested deeper than ``max_depth``.
+        OverLimit: nested deeper than ``max_depth``.
     """
     try:
         body = msgspec.json.decode(raw)
     except RecursionError:
-        raise LimitExceeded(f"the request body is nested deeper than {max_depth} levels") from None
+        raise _too_deep(max_depth) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the request body must be a JSON object", code="invalid_json")
     # Depth cannot exceed the number of opening brackets, which is counted at memory speed; only bodies with many are walked.
     if raw.count(b"[") + raw.count(b"{") > max_depth and deeper_than(body, max_depth):
-        raise LimitExceeded(f"the request body is nested deeper than {max_depth} levels")
+        raise _too_deep(max_depth)
     return body
+
+
+def _too_deep(max_depth: int) -> OverLimit:
+    return OverLimit(f"the request body is nested deeper than {max_depth} levels", limit="json_depth")
 
 
 def deeper_than(value: Any, max_depth: int) -> bool:
@@ -183,35 +193,42 @@ def refuse_reserved(body: Json) -> None:
 
 
 def check_limits(kind: Kind, body: Json, limits: Limits) -> None:
-    """Raises LimitExceeded for values above a limit. Wrong types are left to ``validate``."""
-    _at_most(body, "n", limits.choices)
-    _at_most(body, "best_of", limits.choices)
-    _at_most(body, "top_logprobs", limits.logprobs)
-    _at_most(body, "prompt_logprobs", limits.logprobs)
-    if kind is COMPLETIONS:
-        _at_most(body, "logprobs", limits.logprobs)
-    _at_most_items(body, "messages", limits.messages)
-    _at_most_items(body, "stop", limits.stop_strings)
-    _at_most_items(body, "tools", limits.tools)
+    """Raises OverLimit for values above a limit. Wrong types are left to ``validate``."""
+    for field, limit in _BOUNDED_NUMBERS.items():
+        if field != "logprobs" or kind is COMPLETIONS:
+            _at_most(body, field, limit, getattr(limits, limit))
+    for field, limit in _BOUNDED_LISTS.items():
+        _at_most_items(body, field, limit, getattr(limits, limit))
     for field in ("prompt", "input"):
         prompts = num_prompts(body.get(field))
         if prompts > limits.prompts:
-            raise LimitExceeded(f"'{field}' holds {prompts} prompts, the limit is {limits.prompts}", param=field)
+            raise OverLimit(f"'{field}' holds {prompts} prompts, the limit is {limits.prompts}", param=field, limit="prompts")
         if prompts == 0:
             raise InvalidRequest(f"'{field}' is empty", param=field)
 
 
-def _at_most(body: Json, field: str, limit: int) -> None:
+# Field and the limit that it is under, by its name in ``Limits``.
+_BOUNDED_NUMBERS: Final = {
+    "n": "choices",
+    "best_of": "choices",
+    "logprobs": "logprobs",
+    "top_logprobs": "logprobs",
+    "prompt_logprobs": "logprobs",
+}
+_BOUNDED_LISTS: Final = {"messages": "messages", "stop": "stop_strings", "tools": "tools"}
+
+
+def _at_most(body: Json, field: str, limit: str, most: int) -> None:
     value = body.get(field)
-    if isinstance(value, int) and not isinstance(value, bool) and (value > limit or value == -1):
+    if isinstance(value, int) and not isinstance(value, bool) and (value > most or value == -1):
         shown = "the whole vocabulary" if value == -1 else str(value)
-        raise LimitExceeded(f"'{field}' is {shown}, the limit is {limit}", param=field)
+        raise OverLimit(f"'{field}' is {shown}, the limit is {most}", param=field, limit=limit)
 
 
-def _at_most_items(body: Json, field: str, limit: int) -> None:
+def _at_most_items(body: Json, field: str, limit: str, most: int) -> None:
     value = body.get(field)
-    if isinstance(value, list) and len(value) > limit:
-        raise LimitExceeded(f"'{field}' has {len(value)} entries, the limit is {limit}", param=field)
+    if isinstance(value, list) and len(value) > most:
+        raise OverLimit(f"'{field}' has {len(value)} entries, the limit is {most}", param=field, limit=limit)
 
 
 def num_prompts(prompt: Any) -> int:

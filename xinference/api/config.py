@@ -26,6 +26,8 @@ class ApiConfig:
     """a client has this long to send the head of a request"""
     body_read_seconds: float = 60.0
     """a client has this long to send its request body"""
+    unread_seconds: float = 30.0
+    """a connection that is being closed is cut when its client has read nothing more of its answer for this long"""
     route_poll_seconds: float = 30.0
     """long poll for changes of the route table"""
     route_retry_seconds: float = 0.5

@@ -8,24 +8,28 @@ import asyncio
 import logging
 import re
 import secrets
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from xinference.api.auth import PUBLIC_PATHS, KeyRing, is_loopback
+from xinference.api.auth import PUBLIC_PATHS, is_loopback
 from xinference.api.config import ApiConfig
-from xinference.api.errors import ForeignHost, ForeignOrigin, Header, UnsupportedMediaType, error_headers
+from xinference.api.errors import ForeignHost, ForeignOrigin, Header, UnsupportedMediaType, error_headers, limit_of
+from xinference.api.keys import NOBODY, KeyRing, KeyUse
 from xinference.api.metrics import ApiMetrics
-from xinference.errors import InternalError, InvalidRequest, RequestTooLarge, XinferenceError
+from xinference.errors import InternalError, InvalidRequest, RateLimited, RequestTooLarge, XinferenceError
 from xinference.settings import Limits
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:@/\\?#\[\]\s]+)(?::\d{1,5})?")
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _METHODS: Final = _WRITES | {"GET", "HEAD", "OPTIONS"}
 
@@ -65,6 +69,7 @@ class Edge:
         self._config = config
         self._metrics = metrics
         self._allowed_hosts = allowed_hosts
+        self._held_bytes = 0  # bodies of open requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,10 +83,14 @@ class Edge:
         try:
             self._check_host(headers)
             _check_origin(scope["method"], headers)
-            state["scopes"] = frozenset() if scope["path"] in PUBLIC_PATHS else self._keys.scopes_of(headers.get("authorization"))
-            _check_content_type(scope["method"], headers)
-            await self._app(scope, self._bounded(headers, receive), reply.send)
+            with self._admitted(scope["path"], headers) as state["key"]:
+                _check_content_type(scope["method"], headers)
+                with self._bounded(headers, receive) as bounded:
+                    await self._app(scope, bounded, reply.send)
         except XinferenceError as error:
+            limit = limit_of(error)
+            if limit is not None:
+                self._metrics.refused.labels(limit).inc()
             await reply.fail(error)
         except ClientDisconnect:
             logger.debug("request %s: the client left before it had sent its body", state["request_id"])
@@ -89,13 +98,23 @@ class Edge:
             logger.exception("request %s: %s %s failed", state["request_id"], scope["method"], scope["path"])
             await reply.fail(InternalError(f"internal error; the server's log has the details under request id {state['request_id']}"))
 
+    def _admitted(self, path: str, headers: Headers) -> AbstractContextManager[KeyUse]:
+        """Know the request's key, and count the request as one of the key's."""
+        if path in PUBLIC_PATHS:
+            return nullcontext(KeyUse(NOBODY))
+        return self._keys.using(self._keys.key_of(headers.get("authorization"), time.time()), time.monotonic())
+
     def _check_host(self, headers: Headers) -> None:
         """A page of a foreign site whose name was made to point here still sends its own name."""
-        if self._allowed_hosts is not None and _host_name(headers.get("host", "")) not in self._allowed_hosts:
+        named = headers.getlist("host")
+        if len(named) > 1:
+            raise ForeignHost("the request has several Host headers")
+        if self._allowed_hosts is not None and _host_name("".join(named)) not in self._allowed_hosts:
             raise ForeignHost("the Host header does not name this server")
 
-    def _bounded(self, headers: Headers, receive: Receive) -> Receive:
-        """``receive`` that refuses a body which is too large, announced or not, or too slow."""
+    @contextmanager
+    def _bounded(self, headers: Headers, receive: Receive) -> Iterator[Receive]:
+        """``receive`` that refuses a body which is too large, announced or not, or too slow, or one too many."""
         limit = self._limits.body_bytes
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
@@ -111,14 +130,23 @@ class Edge:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
+                self._metrics.refused.labels("body_read_seconds").inc()
                 raise InvalidRequest(f"the request body did not arrive within {self._config.body_read_seconds:.0f} s") from None
-            size += len(message.get("body", b""))
+            part = len(message.get("body", b""))
+            size += part
+            self._held_bytes += part
             complete = not message.get("more_body", False)
             if size > limit:
                 raise self._too_large()
+            if self._held_bytes > self._limits.bodies_bytes:
+                self._metrics.refused.labels("bodies_bytes").inc()
+                raise RateLimited(f"the open requests hold {self._limits.bodies_bytes} bytes, which is the limit; try again later")
             return message
 
-        return bounded
+        try:
+            yield bounded
+        finally:
+            self._held_bytes -= size
 
     def _too_large(self) -> RequestTooLarge:
         self._metrics.refused.labels("body_bytes").inc()
@@ -153,7 +181,8 @@ class _Reply:
 def _check_origin(method: str, headers: Headers) -> None:
     """Browsers name the page that sends a write. There is no other way to tell a page's request from a user's."""
     origin = headers.get("origin")
-    if origin is not None and method in _WRITES and urlsplit(origin).netloc != headers.get("host"):
+    # Written by browsers as scheme://host:port and nothing else, so there is nothing to parse, and nothing that may not parse.
+    if origin is not None and method in _WRITES and origin.partition("://")[2] != headers.get("host"):
         raise ForeignOrigin("writes from web pages of other sites are refused")
 
 
@@ -164,10 +193,9 @@ def _check_content_type(method: str, headers: Headers) -> None:
 
 
 def _host_name(host: str) -> str:
-    """The Host header without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0].lower()
+    """The Host header without its port; empty when it is none."""
+    found = _HOST.fullmatch(host)
+    return found[1].lower() if found else ""
 
 
 def hosts_of(bind_host: str, more: tuple[str, ...]) -> frozenset[str] | None:

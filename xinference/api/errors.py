@@ -4,8 +4,14 @@ XinferenceError (xinference/errors.py)
 ├── ControlUnreachable          503  supervisor_unavailable  (retry-after)
 ├── NotReady                    503  not_ready               (retry-after)
 ├── RequestTimedOut             504  request_timeout         it ran longer than a request may
+├── KeyStoreFailed              500  key_store_failed        the file of keys could not be written
+├── RateLimited
+│   └── KeyLimited              429  rate_limit_exceeded     (retry-after) the API key has used what it may
 └── InvalidRequest
+    ├── LimitExceeded
+    │   └── OverLimit           400  limit_exceeded          a value in the body is over a limit of this server
     ├── RequestAborted          499  request_aborted         an administrator ended it
+    ├── HeadTooLarge            431  request_head_too_large  the request line and header fields are over a limit
     ├── ForeignHost             400  foreign_host            the Host header names another site: DNS rebinding
     ├── MethodNotAllowed        405  method_not_allowed
     ├── ForeignOrigin           403  foreign_origin          a web page of another site sends this write
@@ -14,9 +20,31 @@ XinferenceError (xinference/errors.py)
 
 import math
 
-from xinference.errors import AuthenticationFailed, InternalError, InvalidRequest, LaunchFailed, XinferenceError
+from xinference.errors import (
+    AuthenticationFailed,
+    ContextLengthExceeded,
+    InternalError,
+    InvalidRequest,
+    LaunchFailed,
+    LimitExceeded,
+    RateLimited,
+    XinferenceError,
+)
 
 Header = tuple[bytes, bytes]
+
+
+class OverLimit(LimitExceeded):
+    """``limit`` is the name of the limit in ``Limits``."""
+
+    def __init__(self, message: str = "", param: str | None = None, code: str | None = None, limit: str = "") -> None:
+        super().__init__(message, param, code)
+        self.limit = limit
+
+
+class HeadTooLarge(InvalidRequest):
+    status = 431
+    default_code = "request_head_too_large"
 
 
 class ForeignHost(InvalidRequest):
@@ -54,6 +82,21 @@ class RequestTimedOut(XinferenceError):
     default_code = "request_timeout"
 
 
+class KeyStoreFailed(XinferenceError):
+    default_code = "key_store_failed"
+
+
+class KeyLimited(RateLimited):
+    """``limit`` names the limit, ``wait_seconds`` is when the next request may come."""
+
+    def __init__(
+        self, message: str = "", param: str | None = None, code: str | None = None, limit: str = "", wait_seconds: float = 1.0
+    ) -> None:
+        super().__init__(message, param, code)
+        self.limit = limit
+        self.wait_seconds = wait_seconds
+
+
 class NotReady(XinferenceError):
     """The process lives but does not take work yet."""
 
@@ -70,8 +113,17 @@ class ControlUnreachable(XinferenceError):
     retry_after_seconds = 2.0
 
 
+def limit_of(error: XinferenceError) -> str | None:
+    """The limit that an error tells of, by its name in the count of refusals; None for errors that are about none or counted elsewhere."""
+    if isinstance(error, OverLimit | KeyLimited):
+        return error.limit
+    if isinstance(error, ContextLengthExceeded):
+        return "max_model_len"
+    return "engine" if isinstance(error, LimitExceeded) else None
+
+
 # Trying these again gives the same result, and the openai client tries any status >= 500 twice more unless it is told not to.
-_NOT_RETRYABLE = (InternalError, LaunchFailed, RequestTimedOut)
+_NOT_RETRYABLE = (InternalError, LaunchFailed, RequestTimedOut, KeyStoreFailed)
 
 
 def error_headers(error: XinferenceError) -> list[Header]:
@@ -82,6 +134,8 @@ def error_headers(error: XinferenceError) -> list[Header]:
         return [(b"allow", ", ".join(sorted(error.allowed)).encode())]
     if isinstance(error, _NOT_RETRYABLE):
         return [(b"x-should-retry", b"false")]
+    if isinstance(error, KeyLimited):
+        return [(b"retry-after", str(math.ceil(error.wait_seconds)).encode())]
     if error.retry_after_seconds is not None:
         return [(b"retry-after", str(math.ceil(error.retry_after_seconds)).encode())]
     return []

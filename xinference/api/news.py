@@ -11,7 +11,7 @@ from xinference.api.administration import FINAL_STAGES
 from xinference.api.config import ApiConfig
 from xinference.api.control import ClusterClient
 from xinference.api.feed import Feed
-from xinference.api.routing import scoped_router, state_of
+from xinference.api.routing import key_use, scoped_router, state_of
 from xinference.api.sse import json_event, text_event
 from xinference.errors import InvalidRequest, ModelNotFound
 
@@ -23,12 +23,19 @@ router: Final[APIRouter] = scoped_router()
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="sequence number of the last event seen")]
 
 
+def _fed(request: Request, news: AsyncIterator[bytes]) -> Feed:
+    """A stream of news that ends when its reader's key is revoked."""
+    feed = Feed(state_of(request).gateway, news)
+    key_use(request).on_revoked(feed.end)
+    return feed
+
+
 @router.get("/v1/models/{uid:path}/events", summary="What happens to a model, as server-sent events", response_class=Response)
 async def model_events(request: Request, uid: str, after: After = 0, follow: bool = False) -> Response:
     api = state_of(request)
     resume = request.headers.get("last-event-id")
     seen = after if not resume else max(after, _sequence_number(resume))
-    return Feed(api.gateway, event_news(api.cluster, api.config, uid, seen, follow))
+    return _fed(request, event_news(api.cluster, api.config, uid, seen, follow))
 
 
 def _sequence_number(text: str) -> int:
@@ -69,7 +76,7 @@ async def model_logs(
 ) -> Response:
     api = state_of(request)
     if follow:
-        return Feed(api.gateway, log_news(api.cluster, api.config, uid, replica, tail))
+        return _fed(request, log_news(api.cluster, api.config, uid, replica, tail))
     found = await api.cluster.logs(uid, replica, tail, None)
     return PlainTextResponse(found["text"])
 
@@ -87,7 +94,7 @@ async def log_news(cluster: ClusterClient, config: ApiConfig, uid: str, replica:
 @router.get("/v1/models/{uid:path}/xavier/stream", summary="Cache statistics once a second, as server-sent events", response_class=Response)
 async def cache_stream(request: Request, uid: str) -> Response:
     api = state_of(request)
-    return Feed(api.gateway, cache_news(api.cluster, api.config, uid))
+    return _fed(request, cache_news(api.cluster, api.config, uid))
 
 
 async def cache_news(cluster: ClusterClient, config: ApiConfig, uid: str) -> AsyncIterator[bytes]:

@@ -11,8 +11,8 @@ from xinference.api.body import KINDS, Kind, prepare
 from xinference.api.edge import REQUEST_ID, new_request_id
 from xinference.api.exchange import Ask, Exchange
 from xinference.api.openapi import request_body
-from xinference.api.routing import is_admin, scoped_router, state_of
-from xinference.errors import InsufficientScope, LimitExceeded
+from xinference.api.routing import is_admin, key_use, scoped_router, state_of
+from xinference.errors import InsufficientScope
 
 REPLICA_HEADER: Final = "x-xinference-replica"
 DEBUG_HEADER: Final = "x-xinference-debug"
@@ -49,12 +49,11 @@ async def proxied(kind: Kind, request: Request) -> Response:
     steer = request.headers.get(REPLICA_HEADER)
     if steer is not None and not is_admin(request):
         raise InsufficientScope(f"the header {REPLICA_HEADER} needs an API key with scope 'admin'", param=REPLICA_HEADER)
+    use = key_use(request)
     request_hex = carried["request_id"] if not carried["has_own_request_id"] else new_request_id()
-    try:
-        prepared = prepare(kind, await request.body(), request_hex, api.limits)
-    except LimitExceeded as error:
-        api.metrics.refused.labels(error.param or "json_depth").inc()
-        raise
+    tenant = use.key.key_id if api.settings.isolate_tenants else None
+    prepared = prepare(kind, await request.body(), request_hex, api.limits, tenant)
+    use.key.check_model(prepared.model)
     if not carried["has_own_request_id"] and prepared.request_id is not None and REQUEST_ID.fullmatch(prepared.request_id):
         carried["request_id"] = prepared.request_id
     ask = Ask(
@@ -66,4 +65,6 @@ async def proxied(kind: Kind, request: Request) -> Response:
         steer=steer,
         debug=request.headers.get(DEBUG_HEADER) == "1",
     )
-    return Exchange(api.gateway, ask)
+    exchange = Exchange(api.gateway, ask)
+    use.on_revoked(exchange.end)
+    return exchange

@@ -7,10 +7,12 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from xinference.api.auth import ADMIN, KeyRing, required_scope
+from xinference.api.auth import scopes_for
 from xinference.api.config import ApiConfig
 from xinference.api.control import ClusterClient
 from xinference.api.gateway import Gateway
+from xinference.api.key_book import KeyBook
+from xinference.api.keys import KeyRing, KeyUse
 from xinference.api.metrics import ApiMetrics
 from xinference.core.model_uid import ROUTE_WORDS
 from xinference.errors import InsufficientScope
@@ -28,6 +30,7 @@ class AppState:
     config: ApiConfig
     metrics: ApiMetrics
     gateway: Gateway
+    book: KeyBook
 
 
 def state_of(request: Request) -> AppState:
@@ -38,16 +41,24 @@ def state_of(request: Request) -> AppState:
 
 def is_admin(request: Request) -> bool:
     """Whether the request's key has scope admin."""
-    return ADMIN in request.scope["state"]["scopes"]
+    return key_use(request).key.is_admin
+
+
+def key_use(request: Request) -> KeyUse:
+    """The request's hold on its key."""
+    use: KeyUse = request.scope["state"]["key"]
+    return use
 
 
 class ScopedRoute(APIRoute):
     """Refuses requests whose key lacks the scope of the route. Public routes are those that the edge lets through without a key."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = required_scope(scope["method"], self.path)
-        if needed is not None and needed not in scope["state"]["scopes"]:
-            raise InsufficientScope(f"this needs an API key with scope '{needed}'")
+        opening = scopes_for(scope["method"], self.path)
+        use: KeyUse = scope["state"]["key"]
+        if opening is not None and opening.isdisjoint(use.key.scopes):
+            words = " or ".join(f"'{name}'" for name in sorted(opening))
+            raise InsufficientScope(f"this needs an API key with scope {words}; yours has {', '.join(sorted(use.key.scopes))}")
         await super().handle(scope, receive, send)
 
 

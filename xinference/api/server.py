@@ -14,15 +14,13 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from xinference.api.answer import TRANSPORT_EXTENSION
-from xinference.api.auth import check_bind
-from xinference.api.edge import error_response
+from xinference.api.keys import check_bind
+from xinference.api.protocol import ApiProtocol
 from xinference.api.routing import AppState
 from xinference.errors import InvalidRequest, ShuttingDown
 
@@ -34,62 +32,6 @@ KEEP_ALIVE_SECONDS: Final = 75
 # After error events have been sent; what has not been flushed by then is cut.
 CLOSE_SECONDS: Final = 2
 BACKLOG: Final = 1024
-
-
-class ApiProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with three additions: the app sees how much a client leaves unread and can cut it off; a request's head
-    must arrive in time; and what is not HTTP is refused in the error shape.
-
-    Args:
-        write_buffer_bytes: unread bytes at which sending pauses. More than a stream may leave unread, so that the app notices first.
-        head_seconds: how long the head of a request may take.
-        abort_seconds: how long an idle connection may take to flush when it is closed.
-    """
-
-    def __init__(self, *args: Any, write_buffer_bytes: int, head_seconds: float, abort_seconds: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._write_buffer_bytes = write_buffer_bytes
-        self._head_seconds = head_seconds
-        self._abort_seconds = abort_seconds
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=self._write_buffer_bytes)
-        self._expect_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_arrived()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        transport: dict[object, object] = {"unread_bytes": self.transport.get_write_buffer_size, "abort": self.transport.abort}
-        self.scope["extensions"] = {TRANSPORT_EXTENSION: transport}
-        self._expect_head()
-
-    def on_headers_complete(self) -> None:
-        self._head_arrived()
-        super().on_headers_complete()
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self.loop.call_later(self._abort_seconds, self.transport.abort)
-
-    def send_400_response(self, msg: str) -> None:
-        _, headers, content = error_response(InvalidRequest("this is not a valid HTTP request", code="invalid_http"))
-        lines = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in headers), b"connection: close", b"", content]
-        self.transport.write(b"\r\n".join(lines))
-        self.transport.close()
-
-    def _expect_head(self) -> None:
-        self._head_arrived()
-        self._head_timer = self.loop.call_later(self._head_seconds, self.transport.abort)
-
-    def _head_arrived(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
 
 class ApiServer(uvicorn.Server):
@@ -132,12 +74,7 @@ class ApiServer(uvicorn.Server):
 def server_config(app: FastAPI) -> uvicorn.Config:
     """How the app is served. No access log: paths hold model names of users, and the app counts its answers itself."""
     api: AppState = app.state.api
-    protocol = functools.partial(
-        ApiProtocol,
-        write_buffer_bytes=2 * api.limits.slow_reader_bytes,
-        head_seconds=api.config.head_read_seconds,
-        abort_seconds=api.config.abort_seconds,
-    )
+    protocol = functools.partial(ApiProtocol, limits=api.limits, timings=api.config, metrics=api.metrics)
     return uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", protocol),

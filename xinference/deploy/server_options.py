@@ -24,6 +24,9 @@ def process_options(command: Command) -> Command:
 
 def api_options(command: Command) -> Command:
     """What a process with an API takes."""
+    command = click.option(
+        "--isolate-tenants", is_flag=True, default=None, help="Serve no API key from another's cached prompts; asks for keys."
+    )(command)
     command = click.option("--require-key", is_flag=True, default=None, help="Ask for an API key on loopback too.")(command)
     command = click.option(
         "--supervisor-port", type=click.IntRange(0, 65535), help="Port that workers join at; 0 takes a free one.  [default: 9998]"

@@ -22,7 +22,9 @@ import click
 import uvloop
 
 from xinference.api.app import create_app
-from xinference.api.auth import ADMIN_KEY_FILE, KeyRing, key_ring, load_admin_key
+from xinference.api.auth import ADMIN_KEY_FILE, load_admin_key
+from xinference.api.key_store import KeyStore
+from xinference.api.keys import KeyRing, key_ring
 from xinference.api.server import listen, serve
 from xinference.core.cluster import LocalCluster
 from xinference.errors import Conflict, InvalidRequest
@@ -43,6 +45,7 @@ class Door:
 
     listener: socket.socket
     keys: KeyRing
+    store: KeyStore
 
     @property
     def address(self) -> str:
@@ -62,16 +65,18 @@ def open_door(settings: Settings) -> Door:
     """Bind before anything is started, so that a taken port costs nothing.
 
     Raises:
-        InvalidRequest: the administrator's key cannot be had, so that nobody else's machine may be let in.
+        InvalidRequest: the administrator's key or the file of keys cannot be relied on, so that nobody may be let in.
         Conflict: the port is taken.
     """
     try:
         admin_key = load_admin_key(settings.home_dir)
+        store = KeyStore(settings.home_dir)
+        stored = store.load()
     except OSError as error:
         raise InvalidRequest(f"no API key can be kept in {settings.home_dir}: {error}", param="home") from error
-    keys = key_ring(settings, admin_key)
+    keys = key_ring(settings, admin_key, [row.key() for row in stored.values()])
     try:
-        return Door(listen(settings.host, settings.port), keys)
+        return Door(listen(settings.host, settings.port), keys, store)
     except OSError as error:
         raise Conflict(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another with --port") from error
 
@@ -94,7 +99,7 @@ async def serve_api(door: Door, cluster: LocalCluster) -> None:
     # Imports xoscar, which reads XOSCAR_DIR when it is imported: see actor_directory.
     from xinference.api.cluster import SupervisorClient
 
-    app = create_app(SupervisorClient(cluster.supervisor), cluster.settings, Limits(), door.keys)
+    app = create_app(SupervisorClient(cluster.supervisor), cluster.settings, Limits(), door.keys, store=door.store)
     for line in greeting(door, cluster):
         click.echo(line)
     await serve(app, door.listener)

@@ -14,8 +14,8 @@ from aiohttp import web
 from fastapi import FastAPI
 
 from xinference.api.app import create_app
-from xinference.api.auth import KeyRing
 from xinference.api.config import ApiConfig
+from xinference.api.keys import KeyRing
 from xinference.api.server import ApiServer, server_config
 from xinference.errors import ModelNotFound, XinferenceError
 from xinference.settings import Limits, Settings

@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from xinference.api.auth import ADMIN, INFERENCE, ApiKey, KeyRing
+from xinference.api.auth import ADMIN, INFERENCE
 from xinference.api.errors import ControlUnreachable
+from xinference.api.keys import ApiKey, KeyRing
 from xinference.api.test.fakes import FakeCluster, ScriptedReplica, answering, model, replica, serving
 from xinference.errors import XinferenceError
 from xinference.settings import Limits

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from xinference.api.app import create_app
-from xinference.api.auth import KeyRing
 from xinference.api.config import ApiConfig
+from xinference.api.keys import KeyRing
 from xinference.api.server import listen, serve
 from xinference.api.test.fakes import OPEN_RING, FakeCluster, ScriptedReplica, chunk, model, replica, send_event, start_stream
 from xinference.errors import InvalidRequest

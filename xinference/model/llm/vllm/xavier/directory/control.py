@@ -12,8 +12,16 @@ import os
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from xinference.model.llm.vllm.xavier.config import CONTROL_LOCK_WAIT_SECONDS
-from xinference.model.llm.vllm.xavier.directory.files import FileLock, create_file, give_name, lock_file, open_for_reading
+from xinference.model.llm.vllm.xavier.config import CONTROL_LOCK_WAIT_SECONDS, ID_PATTERN, WORD_LIMIT
+from xinference.model.llm.vllm.xavier.directory.files import (
+    FileLock,
+    create_file,
+    discard,
+    give_name,
+    lock_file,
+    map_file,
+    open_for_reading,
+)
 from xinference.model.llm.vllm.xavier.directory.layout import refuse_unordered_machine
 from xinference.model.llm.vllm.xavier.errors import ControlPageRefused, SegmentRefused
 
@@ -63,9 +71,9 @@ class ControlState:
         """
         try:
             wire = json.loads(raw)
-            peers = tuple(PeerEntry(str(worker), str(replica), int(incarnation, 16)) for worker, replica, incarnation in wire["peers"])
-            return cls(int(wire["epoch"]), peers, bool(wire["stopping"]))
-        except (ValueError, KeyError, TypeError) as error:
+            peers = tuple(_peer(*peer) for peer in wire["peers"])
+            return cls(_word(wire["epoch"]), peers, bool(wire["stopping"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ControlPageRefused(f"a control page holds no valid state: {error}") from None
 
 
@@ -75,6 +83,7 @@ class ControlPageWriter:
     def __init__(self, path: str, lock: FileLock, mapping: mmap.mmap) -> None:
         self.path = path
         self._lock = lock
+        self._mapping = mapping
         self._file = memoryview(mapping)
         self._words = self._file[:_FIRST_SLOT].cast("Q")
 
@@ -91,8 +100,7 @@ class ControlPageWriter:
         try:
             old = lock_file(path, CONTROL_LOCK_WAIT_SECONDS)
             if old is not None:
-                os.unlink(path)
-                old.release()
+                discard(old, path)
             lock, mapping, unfinished = create_file(path, CONTROL_BYTES)
             try:
                 page = cls(path, lock, mapping)
@@ -100,8 +108,7 @@ class ControlPageWriter:
                 page._words[_MAGIC_WORD] = _MAGIC
                 give_name(unfinished, path)
             except BaseException:
-                os.unlink(unfinished)
-                lock.release()
+                discard(lock, unfinished)
                 raise
         except SegmentRefused as error:
             raise ControlPageRefused(error.reason) from None
@@ -111,13 +118,14 @@ class ControlPageWriter:
         """Replace the state.
 
         Raises:
-            ControlPageRefused: it is larger than the page; the old state stays.
+            ControlPageRefused: it is larger than the page, and the old state stays; or somebody truncated the page.
         """
         raw = state.to_wire()
         if len(raw) > MAX_STATE_BYTES:
             raise ControlPageRefused(
                 f"a state of {len(raw)} bytes with {len(state.peers)} peers exceeds the {MAX_STATE_BYTES} of a control page"
             )
+        _refuse_truncated(self._mapping, self.path)
         sequence = self._words[_SEQUENCE_WORD] + 1
         start = _slot(sequence)
         header = self._file[start : start + _SLOT_HEADER].cast("Q")
@@ -139,6 +147,7 @@ class ControlPageReader:
 
     def __init__(self, path: str, mapping: mmap.mmap) -> None:
         self.path = path
+        self._mapping = mapping
         self._file = memoryview(mapping)
         self._words = self._file[:_FIRST_SLOT].cast("Q")
         self._sequence = 0
@@ -161,7 +170,9 @@ class ControlPageReader:
             size = os.fstat(fd).st_size
             if size != CONTROL_BYTES:
                 raise ControlPageRefused(f"{path} has {size} bytes: a control page has {CONTROL_BYTES}")
-            page = cls(path, mmap.mmap(fd, CONTROL_BYTES, access=mmap.ACCESS_READ))
+            page = cls(path, map_file(fd, CONTROL_BYTES, path, mmap.ACCESS_READ))
+        except SegmentRefused as error:
+            raise ControlPageRefused(error.reason) from None
         finally:
             os.close(fd)
         if page._words[_MAGIC_WORD] != _MAGIC:
@@ -176,6 +187,7 @@ class ControlPageReader:
         Raises:
             ControlPageRefused: the page is corrupt; ``state`` stays what it was.
         """
+        _refuse_truncated(self._mapping, self.path)
         for _ in range(_READ_ATTEMPTS):
             sequence = self._words[_SEQUENCE_WORD]
             if sequence == self._sequence:
@@ -191,6 +203,29 @@ class ControlPageReader:
             self._sequence = sequence
             return self.state
         return None
+
+
+def _refuse_truncated(mapping: mmap.mmap, path: str) -> None:
+    """Touching a page behind a file's end kills with SIGBUS."""
+    if mapping.size() < CONTROL_BYTES:
+        raise ControlPageRefused(f"{path} was truncated to {mapping.size()} bytes: relaunch its replica")
+
+
+def _peer(worker_id: object, replica_uid: object, incarnation: str) -> PeerEntry:
+    return PeerEntry(_id(worker_id), _id(replica_uid), _word(int(incarnation, 16)))
+
+
+def _id(value: object) -> str:
+    """Part of a file's name, so nothing that leads elsewhere."""
+    if not isinstance(value, str) or not ID_PATTERN.fullmatch(value):
+        raise ValueError(f"{value!r:.80} is no id")
+    return value
+
+
+def _word(value: object) -> int:
+    if type(value) is not int or not 0 <= value < WORD_LIMIT:
+        raise ValueError(f"{value!r:.80} is no number of 64 bits")
+    return value
 
 
 def _slot(sequence: int) -> int:

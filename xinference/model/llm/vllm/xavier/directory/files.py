@@ -7,6 +7,8 @@
   would hold the lock for as long as anybody holds a view; and a forked child would inherit it, hence the fork hook.
 """
 
+import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -14,13 +16,18 @@ import os
 import stat
 import time
 import weakref
+from typing import BinaryIO
 
 from xinference.model.llm.vllm.xavier.directory.names import unfinished_path, unfinished_paths
 from xinference.model.llm.vllm.xavier.errors import SegmentRefused, SharedMemoryFull
 
 _POLL_SECONDS = 0.005
-# O_NONBLOCK: opening a FIFO of that name must not hang. (Python opens everything close-on-exec.)
-_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
+# O_NONBLOCK: opening a FIFO of that name must not hang; O_NOCTTY: nor a terminal become ours. (Python opens everything close-on-exec.)
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+# What this process or the machine is short of for the moment: says nothing about the file.
+_FOR_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG})
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FileLock:
@@ -37,12 +44,18 @@ class FileLock:
 
     def same_file(self, path: str) -> bool:
         """Whether the locked file is the one with this name."""
-        mine = os.fstat(self._fd)
+        return _same_file(self._fd, path)
+
+    def reopen(self, path: str) -> BinaryIO:
+        """The locked file once more, to be mapped: by descriptor, since by now its name may mean another file.
+
+        Raises:
+            SegmentRefused: there is no descriptor left.
+        """
         try:
-            named = os.stat(path, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino)
+            return open(f"/proc/self/fd/{self._fd}", "r+b")
+        except OSError as error:
+            raise _not_opened(path, error) from None
 
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""
@@ -50,6 +63,42 @@ class FileLock:
         if fd >= 0:
             os.close(fd)
 
+
+class WatchedFile:
+    """A file that is open for as long as this object lives, to be asked how large it is by now.
+
+    Nothing of ours truncates a file, but somebody may, and touching a page behind a file's end kills with SIGBUS.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._close = weakref.finalize(self, os.close, fd)
+
+    def num_bytes(self) -> int:
+        """The size. By a call that keeps the GIL, unlike all of ``os``: getting it back can cost a step 5 ms, this costs a microsecond."""
+        if self._fd < 0:
+            raise ValueError("the file is closed")
+        return int(_lseek(self._fd, 0, os.SEEK_END))
+
+    def named(self, path: str) -> bool:
+        """Whether this is the file with that name."""
+        return _same_file(self._fd, path)
+
+    def close(self) -> None:
+        """Let the file go; a second call does nothing."""
+        self._fd = -1
+        self._close()
+
+
+def _same_file(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except OSError:  # removed, or its directory was
+        return False
+
+
+_lseek = ctypes.PyDLL(None).lseek
+_lseek.argtypes, _lseek.restype = (ctypes.c_int, ctypes.c_int64, ctypes.c_int), ctypes.c_int64
 
 _held: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
 
@@ -79,7 +128,7 @@ def lock_file(path: str, wait_seconds: float = 0.0) -> FileLock | None:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SegmentRefused(f"{path} cannot be opened: {error.strerror}", permanent=True) from None
+            raise _not_opened(path, error) from None
         lock = FileLock(fd)
         try:
             _refuse_foreign(path, os.fstat(fd))
@@ -90,6 +139,9 @@ def lock_file(path: str, wait_seconds: float = 0.0) -> FileLock | None:
                 raise SegmentRefused(f"{path} is locked by a live process", permanent=False) from None
             time.sleep(_POLL_SECONDS)
             continue
+        except OSError as error:
+            lock.release()
+            raise SegmentRefused(f"{path} cannot be locked: {error.strerror}", permanent=False) from None
         except BaseException:
             lock.release()
             raise
@@ -107,20 +159,25 @@ def create_file(path: str, num_bytes: int) -> tuple[FileLock, mmap.mmap, str]:
         The lock, the writable mapping, and the unfinished name.
 
     Raises:
-        SharedMemoryFull: the file system has no room; nothing is left behind.
+        SharedMemoryFull: the file system has no room, or no inode; nothing is left behind.
+        SegmentRefused: the directory does not exist or may not be written, or the file cannot be mapped; nothing is left behind.
     """
-    for left in unfinished_paths(path):
-        _remove_if_free(left)
-    name = unfinished_path(path)
-    lock = FileLock(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600))
     try:
-        with open(name, "r+b") as file:
-            fcntl.flock(lock._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for left in unfinished_paths(path):
+            _remove_if_free(left)
+        name = unfinished_path(path)
+        lock = FileLock(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600))
+    except OSError as error:
+        raise _not_made(path, num_bytes, error) from None
+    try:
+        fcntl.flock(lock._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with lock.reopen(path) as file:
             allocate(file.fileno(), num_bytes, path)
-            return lock, mmap.mmap(file.fileno(), num_bytes), name
-    except BaseException:
-        os.unlink(name)
-        lock.release()
+            return lock, map_file(file.fileno(), num_bytes, path), name
+    except BaseException as error:
+        discard(lock, name)
+        if isinstance(error, OSError):
+            raise _not_made(path, num_bytes, error) from None
         raise
 
 
@@ -130,13 +187,24 @@ def give_name(unfinished: str, path: str) -> None:
     A link, not a rename: of two processes that make the same file at once, the later one must not push the earlier out of its name.
 
     Raises:
-        SegmentRefused: somebody else was faster.
+        SegmentRefused: somebody else was faster, or removed the unfinished file.
+        SharedMemoryFull: there is no room for a name.
     """
     try:
         os.link(unfinished, path)
     except FileExistsError:
         raise SegmentRefused(f"{path} was made by another process meanwhile", permanent=False) from None
-    os.unlink(unfinished)
+    except OSError as error:
+        raise _not_made(path, 0, error) from None
+    with contextlib.suppress(FileNotFoundError):  # swept at this very moment: it has its other name
+        os.unlink(unfinished)
+
+
+def discard(lock: FileLock, unfinished: str) -> None:
+    """Take back what ``create_file`` made."""
+    with contextlib.suppress(OSError):  # whatever was wrong before is what is to be reported
+        os.unlink(unfinished)
+    lock.release()
 
 
 def allocate(fd: int, num_bytes: int, path: str) -> None:
@@ -144,16 +212,40 @@ def allocate(fd: int, num_bytes: int, path: str) -> None:
 
     Raises:
         SharedMemoryFull: with needed and free bytes in the message.
+        SegmentRefused: the file system cannot do so.
     """
     try:
         os.posix_fallocate(fd, 0, num_bytes)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
-            raise
-        room = os.statvfs(os.path.dirname(path) or ".")
-        raise SharedMemoryFull(
-            f"{path} needs {num_bytes} bytes, but {os.path.dirname(path)} has {room.f_bavail * room.f_frsize} free: {error.strerror}"
-        ) from None
+        raise _not_made(path, num_bytes, error) from None
+
+
+def map_file(fd: int, num_bytes: int, path: str, access: int = mmap.ACCESS_WRITE) -> mmap.mmap:
+    """The file, mapped. It has so many bytes already.
+
+    Raises:
+        SegmentRefused: it was truncated meanwhile, or this process has no room in its address space.
+    """
+    try:
+        return mmap.mmap(fd, num_bytes, access=access)
+    except (OSError, ValueError) as error:
+        raise SegmentRefused(f"{path} cannot be mapped with {num_bytes} bytes: {error}", permanent=False) from None
+
+
+def _not_made(path: str, num_bytes: int, error: OSError) -> SharedMemoryFull | SegmentRefused:
+    """Why a file could not be made, in the words of this package's errors."""
+    directory = os.path.dirname(path) or "."
+    if error.errno not in _NO_ROOM:
+        return SegmentRefused(f"{path} cannot be made in {directory}: {error.strerror}", permanent=error.errno not in _FOR_NOW)
+    room = os.statvfs(directory)
+    return SharedMemoryFull(
+        f"{path} needs {num_bytes} bytes, but {directory} has {room.f_bavail * room.f_frsize} free "
+        f"and {room.f_favail} of {room.f_files} files left: {error.strerror}"
+    )
+
+
+def _not_opened(path: str, error: OSError) -> SegmentRefused:
+    return SegmentRefused(f"{path} cannot be opened: {error.strerror}", permanent=error.errno not in _FOR_NOW)
 
 
 def _remove_if_free(path: str) -> None:
@@ -162,8 +254,7 @@ def _remove_if_free(path: str) -> None:
     except SegmentRefused:
         return  # somebody is making it
     if lock is not None:
-        os.unlink(path)
-        lock.release()
+        discard(lock, path)
 
 
 def open_for_reading(path: str) -> int:
@@ -177,10 +268,11 @@ def open_for_reading(path: str) -> int:
     except FileNotFoundError:
         raise SegmentRefused(f"{path} does not exist", permanent=False) from None
     except OSError as error:
-        raise SegmentRefused(f"{path} cannot be opened: {error.strerror}", permanent=True) from None
+        raise _not_opened(path, error) from None
     try:
         status = os.fstat(fd)
         _refuse_foreign(path, status)
+        refuse_open_to_others(path, status)
         _refuse_sparse(path, status)
     except BaseException:
         os.close(fd)
@@ -192,7 +284,20 @@ def _refuse_foreign(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise SegmentRefused(f"{path} is not a regular file", permanent=True)
     if status.st_uid != os.geteuid():
-        raise SegmentRefused(f"{path} belongs to user {status.st_uid}, not to this process's user", permanent=True)
+        raise SegmentRefused(
+            f"{path} belongs to user {status.st_uid}, not to this process's user {os.geteuid()}: remove it, or use another shm_dir",
+            permanent=True,
+        )
+
+
+def refuse_open_to_others(path: str, status: os.stat_result) -> None:
+    """Files are made for their user alone; one that others may write to may hold anything.
+
+    Raises:
+        SegmentRefused: the file's mode lets others write.
+    """
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        raise SegmentRefused(f"{path} can be written by other users: its mode is {stat.S_IMODE(status.st_mode):04o}", permanent=True)
 
 
 def _refuse_sparse(path: str, status: os.stat_result) -> None:

@@ -40,7 +40,10 @@ def read_geometry(fd: int, path: str) -> SegmentGeometry:
     Raises:
         SegmentRefused: it is not a segment of this layout, or its size and its header disagree.
     """
-    raw = os.pread(fd, HEADER_BYTES, 0)
+    try:
+        raw = os.pread(fd, HEADER_BYTES, 0)
+    except OSError as error:
+        raise SegmentRefused(f"{path} cannot be read: {error.strerror}", permanent=True) from None
     if len(raw) < HEADER_BYTES:
         raise SegmentRefused(f"{path} is too short for a header: {len(raw)} bytes", permanent=True)
     words = _HEADER.unpack(raw)

@@ -10,9 +10,8 @@ import re
 from dataclasses import dataclass
 
 _ID = r"[A-Za-z0-9_-]{1,48}"
-_NAME = re.compile(
-    rf"xinference\.(?P<worker>{_ID})\.(?P<replica>{_ID})\.(?:(?P<namespace>[0-9a-f]{{16}})\.seg|ctl)(?P<tmp>\.[0-9a-f]{{8}}\.tmp)?"
-)
+_TMP = r"\.[0-9a-f]{8}\.tmp"
+_NAME = re.compile(rf"xinference\.(?P<worker>{_ID})\.(?P<replica>{_ID})\.(?:(?P<namespace>[0-9a-f]{{16}})\.seg|ctl)(?P<tmp>{_TMP})?")
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ def unfinished_path(path: str) -> str:
 def unfinished_paths(path: str) -> list[str]:
     """The files on their way to this name, left by processes that died while they made them or being made now."""
     directory, base = os.path.split(path)
-    entries = (entry for entry in os.listdir(directory) if entry.startswith(f"{base}."))
-    return [os.path.join(directory, entry) for entry in entries if entry.endswith(".tmp")]
+    unfinished = re.compile(rf"{re.escape(base)}{_TMP}")
+    return [os.path.join(directory, entry) for entry in os.listdir(directory) if unfinished.fullmatch(entry)]
 
 
 def parse_name(name: str) -> FileName | None:

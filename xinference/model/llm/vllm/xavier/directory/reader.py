@@ -4,11 +4,10 @@ A peer that is alive, stopped or dead can be read alike: whatever validates was 
 """
 
 import mmap
-import os
 
 from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.directory.counters import Counters
-from xinference.model.llm.vllm.xavier.directory.files import open_for_reading
+from xinference.model.llm.vllm.xavier.directory.files import WatchedFile, map_file, open_for_reading
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry
 from xinference.model.llm.vllm.xavier.directory.header import describe, read_geometry
 from xinference.model.llm.vllm.xavier.directory.layout import (
@@ -32,11 +31,11 @@ class SegmentReader:
     over all of them, which may miss one of two made at the same moment. ``close`` is for when nobody looks any more.
     """
 
-    def __init__(self, path: str, mapping: mmap.mmap, geometry: SegmentGeometry, identity: tuple[int, int]) -> None:
+    def __init__(self, path: str, mapping: mmap.mmap, geometry: SegmentGeometry, watched: WatchedFile) -> None:
         self.path = path
         self.geometry = geometry
         self._mapping = mapping
-        self._identity = identity
+        self._watched = watched
         self._file = memoryview(mapping)
         self._header = words_of(self._file, 0, HEADER_BYTES)
         self._table = RecordTable(self._file, geometry)
@@ -63,13 +62,14 @@ class SegmentReader:
         """
         refuse_unordered_machine()
         fd = open_for_reading(path)
+        watched = WatchedFile(fd)
         try:
             geometry = read_geometry(fd, path)
-            status = os.fstat(fd)
-            mapping = mmap.mmap(fd, geometry.file_bytes, access=mmap.ACCESS_READ)
-        finally:
-            os.close(fd)
-        reader = cls(path, mapping, geometry, (status.st_dev, status.st_ino))
+            mapping = map_file(fd, geometry.file_bytes, path, mmap.ACCESS_READ)
+        except BaseException:
+            watched.close()
+            raise
+        reader = cls(path, mapping, geometry, watched)
         if expected_incarnation is not None and reader.owner_incarnation() != expected_incarnation:
             found = reader.owner_incarnation()
             reader.close()
@@ -78,7 +78,7 @@ class SegmentReader:
 
     def alive(self) -> bool:
         """Whether the owner runs: same pid, same start time, not a zombie. Costs about 15 us."""
-        return runs(int(self._header[Word.PID]), int(self._header[Word.START_TICKS]))
+        return self.whole() and runs(int(self._header[Word.PID]), int(self._header[Word.START_TICKS]))
 
     def owner_incarnation(self) -> int:
         """The owner's number of its present start."""
@@ -86,23 +86,25 @@ class SegmentReader:
 
     def replaced(self) -> bool:
         """Whether the name now means another file, or the file another owner: then let this mapping go, for it holds memory."""
-        try:
-            status = os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
+        if not self._watched.named(self.path) or not self.whole():
             return True
-        return (status.st_dev, status.st_ino) != self._identity or self.owner_incarnation() != self._incarnation
+        return self.owner_incarnation() != self._incarnation
+
+    def whole(self) -> bool:
+        """Whether the file still has all its bytes: asked before every look, so what somebody truncates is a miss, and then replaced."""
+        return self._watched.num_bytes() >= self.geometry.file_bytes
 
     def find(self, key: BlockKey, epoch: int) -> Found | None:
         """Where the key's bytes are, if its record is valid and of exactly this epoch."""
-        return self._table.find(key, epoch)
+        return self._table.find(key, epoch) if self.whole() else None
 
     def still(self, place: int, generation: int) -> bool:
         """Whether the bytes copied since ``find`` are good. The order matters: find, copy, then this."""
-        return self._table.still(place, generation)
+        return self.whole() and self._table.still(place, generation)
 
     def longest_prefix(self, keys: Keys, start: int, stop: int, epoch: int) -> int:
         """End of the longest run of keys from ``start`` that seem to be there, at most ``stop``; each is to be found again when taken."""
-        return self._table.longest_prefix(keys, start, stop, epoch)
+        return self._table.longest_prefix(keys, start, stop, epoch) if self.whole() else start
 
     def slab_view(self) -> memoryview:
         """All places' bytes, read-only; place p begins at p * place_bytes. It keeps the mapping alive."""
@@ -136,6 +138,7 @@ class SegmentReader:
 
     def close(self) -> None:
         """Let the mapping go; any later use raises ValueError. Memory behind views of the slab goes with the last of them."""
+        self._watched.close()
         for view in self._views:
             view.release()
         self._table.release()

@@ -168,7 +168,8 @@ class OwnedRecordTable(RecordTable):
             if hints[slot] == 0:
                 return slot
         for slot in range(base, base + LINE_WORDS):  # a clear leaves its hints behind: they lead to records of another epoch
-            if self._records[((hints[slot] & _LOW) - 1) * LINE_WORDS + EPOCH] != epoch:
+            place = (hints[slot] & _LOW) - 1
+            if not 0 <= place < self._num_places or self._records[place * LINE_WORDS + EPOCH] != epoch:
                 return slot
         return None
 

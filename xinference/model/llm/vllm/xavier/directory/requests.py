@@ -18,6 +18,7 @@ TIMES = ("queued_us", "scheduled_us", "load_started_us", "loaded_us", "first_tok
 REQUEST_ID_BYTES = 16
 RECORD_WORDS = 32
 _MASK = (1 << 64) - 1
+_IMPOSSIBLE = 1 << 63  # updates: more than a writer makes in any number of years
 _WORDS = Struct("@32Q")
 _ID = Struct("<2Q")
 
@@ -78,6 +79,13 @@ class RequestRing:
         self._words = words
         self._cursor = cursor
         self._num_records = len(words) // RECORD_WORDS
+
+    def adopt(self) -> None:
+        """Go on where a predecessor ended; anew, if it left numbers that no writer reaches: then every record is in doubt."""
+        if max(self._cursor[0], self._cursor[1]) >= _IMPOSSIBLE:
+            for base in range(0, len(self._words), RECORD_WORDS):
+                self._words[base] = 0
+            self._cursor[0] = self._cursor[1] = 0
 
     def write(self, entry: RequestEntry) -> int:
         """Add a record, over the oldest one when the ring is full. Returns the slot to pass to ``update``."""

@@ -17,13 +17,23 @@ from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.config import LOCK_WAIT_SECONDS
 from xinference.model.llm.vllm.xavier.directory.adoption import AdoptedPlaces, adopt_records
 from xinference.model.llm.vllm.xavier.directory.counters import Counters
-from xinference.model.llm.vllm.xavier.directory.files import FileLock, allocate, create_file, give_name, lock_file
+from xinference.model.llm.vllm.xavier.directory.files import (
+    FileLock,
+    allocate,
+    create_file,
+    discard,
+    give_name,
+    lock_file,
+    map_file,
+    refuse_open_to_others,
+)
 from xinference.model.llm.vllm.xavier.directory.geometry import SegmentGeometry
 from xinference.model.llm.vllm.xavier.directory.header import read_geometry, write_static
 from xinference.model.llm.vllm.xavier.directory.layout import (
     ATTACHED_FIRST,
     COUNTER_BYTES,
     HEADER_BYTES,
+    MASK,
     MAX_ATTACHED,
     State,
     Word,
@@ -78,12 +88,12 @@ class SegmentWriter:
         lock = lock_file(path, LOCK_WAIT_SECONDS)
         if lock is not None:
             try:
-                mapping = _map_if_same(path, geometry)
+                mapping = _map_if_same(lock, path, geometry)
                 if mapping is not None:
                     segment = cls(path, lock, mapping, geometry)
                     segment._take(incarnation, epoch, adopting=True)
                     return segment
-                os.unlink(path)
+                _remove(path)
             except BaseException:
                 lock.release()
                 raise
@@ -95,8 +105,7 @@ class SegmentWriter:
             segment._take(incarnation, epoch, adopting=False)
             give_name(unfinished, path)
         except BaseException:
-            os.unlink(unfinished)
-            lock.release()
+            discard(lock, unfinished)
             raise
         return segment
 
@@ -117,7 +126,8 @@ class SegmentWriter:
                 self._published[place] = 1
             self._order = adoption.last_order
             self.adopted = AdoptedPlaces(self._table, adoption.places)
-            header[Word.ADOPTIONS] += 1
+            header[Word.ADOPTIONS] = (header[Word.ADOPTIONS] + 1) & MASK
+            self.requests.adopt()
             self.counters.add("adopted_blocks", len(adoption.places))
         self.set_used(len(self.adopted), len(self.adopted) * self.geometry.place_bytes)
         header[Word.STATE] = State.OPEN
@@ -236,16 +246,24 @@ class SegmentWriter:
         self._lock.release()
 
 
-def _map_if_same(path: str, geometry: SegmentGeometry) -> mmap.mmap | None:
-    """The locked file, mapped, if it is a segment of exactly this geometry."""
-    with open(path, "r+b") as file:
+def _map_if_same(lock: FileLock, path: str, geometry: SegmentGeometry) -> mmap.mmap | None:
+    """The locked file, mapped, if it is a segment of exactly this geometry that nobody else could write to."""
+    with lock.reopen(path) as file:
+        status = os.fstat(file.fileno())
         try:
+            refuse_open_to_others(path, status)
             found = read_geometry(file.fileno(), path)
         except SegmentRefused:
             return None
         if found != geometry:
             return None
-        status = os.fstat(file.fileno())
         if status.st_blocks * 512 < status.st_size:
             allocate(file.fileno(), geometry.file_bytes, path)
-        return mmap.mmap(file.fileno(), geometry.file_bytes)
+        return map_file(file.fileno(), geometry.file_bytes, path)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError as error:
+        raise SegmentRefused(f"{path} is of no use and cannot be removed: {error.strerror}", permanent=True) from None

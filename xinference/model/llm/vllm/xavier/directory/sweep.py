@@ -4,6 +4,8 @@ A file is removed only while its lock is held by the remover, so never under a l
 exception is a worker that has seen its own child die.
 """
 
+import errno
+import logging
 import os
 from dataclasses import dataclass
 
@@ -11,6 +13,8 @@ from xinference.model.llm.vllm.xavier.config import STALE_AGE_SECONDS
 from xinference.model.llm.vllm.xavier.directory.files import FileLock, lock_file
 from xinference.model.llm.vllm.xavier.directory.names import FileName, parse_name
 from xinference.model.llm.vllm.xavier.errors import SegmentRefused
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,14 @@ def remove_segments(shm_dir: str, worker_id: str, replica_uid: str | None = None
     for path, name in _ours(shm_dir):
         if name.worker_id != worker_id or replica_uid not in (None, name.replica_uid):
             continue
-        lock = _try_lock(path)
-        if lock is None and not force:
+        try:
+            lock = lock_file(path)
+        except SegmentRefused as refusal:
+            if force and not refusal.permanent:  # locked: a file of ours, unlike a directory or a link of that name
+                removed += _remove(path)
             continue
-        removed += _remove(path)
         if lock is not None:
+            removed += _remove(path)
             lock.release()
     return removed
 
@@ -91,7 +98,7 @@ def remove_stale(shm_dir: str, now: float, min_age_seconds: float = STALE_AGE_SE
 def _ours(shm_dir: str) -> list[tuple[str, FileName]]:
     try:
         entries = sorted(os.listdir(shm_dir))
-    except FileNotFoundError:
+    except OSError:  # no such directory, or not for us to read
         return []
     parsed = ((entry, parse_name(entry)) for entry in entries)
     return [(os.path.join(shm_dir, entry), name) for entry, name in parsed if name is not None]
@@ -108,6 +115,8 @@ def _remove(path: str) -> list[Removed]:
     try:
         num_bytes = os.stat(path, follow_symlinks=False).st_size
         os.unlink(path)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            logger.warning("%s is of no use any more and cannot be removed: %s", path, error.strerror)
         return []
     return [Removed(path, num_bytes)]

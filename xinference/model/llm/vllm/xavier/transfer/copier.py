@@ -161,23 +161,27 @@ class Copier:
             self._working = False
 
     def poll(self) -> None:
-        """Read the control page, attach and detach peers, carry out and confirm a clear, beat."""
+        """Read the control page, attach and detach peers, carry out and confirm a clear, beat. Where one of them fails the others go on."""
         now = self._polled_at = self._clock()
+        for what, look in (("the control page", self._read_page), ("the look at peers", self._state.peers.refresh), ("a beat", self._beat)):
+            try:
+                look(now)
+            except Exception as error:
+                self._state.report(what, error)
+
+    def _read_page(self, now: float) -> None:
+        page = self._state.control.poll()
+        if page is not None:
+            self._state.peers.want(page.peers)
+
+    def _beat(self, now: float) -> None:
         state = self._state
-        try:
-            page = state.control.poll()
-            if page is not None:
-                state.peers.want(page.peers)
-            state.peers.refresh(now)
-            with state.lock:
-                if page is not None:
-                    state.epoch.ask(page.epoch)
-                state.epoch.apply()
-                state.epoch.confirm(state.oldest_open_epoch())
-                state.segment.set_attached([peer.entry.incarnation for peer in state.peers.attached])
-                state.segment.beat()
-        except Exception as error:
-            state.report("the control page", error)
+        with state.lock:
+            state.epoch.ask(state.control.state.epoch)
+            state.epoch.apply()
+            state.epoch.confirm(state.oldest_open_epoch())
+            state.segment.set_attached([peer.entry.incarnation for peer in state.peers.attached])
+            state.segment.beat()
 
     def _run_loads(self) -> None:
         while self._loads:

@@ -100,7 +100,12 @@ class Peers:
         if more := rejected - self._rejected.get(peer.entry, 0):
             self._rejected[peer.entry] = rejected
             self._count("record_rejected", more)
-        return peer.entry in self._wanted and not peer.reader.replaced() and peer.reader.alive()
+        if peer.entry not in self._wanted or peer.reader.replaced():
+            return False
+        try:
+            return peer.reader.alive()
+        except OSError:  # no descriptor left to look at its process with: it can be read meanwhile, whether it runs or not
+            return True
 
     def _try(self, entry: PeerEntry, now: float) -> Peer | None:
         attempt = self._attempts.get(entry)

@@ -87,16 +87,15 @@ class KeyStore:
             KeyFileUnusable: it cannot be relied on, and why.
         """
         try:
-            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                info = os.fstat(file.fileno())
+                raw = file.read(MAX_FILE_BYTES + 1)
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise self._refused(f"cannot be read: {error.strerror}", "mend that") from error
-        with os.fdopen(handle, "rb") as file:
-            info = os.fstat(handle)
-            if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-                raise self._refused("can be read or changed by other users of this machine", "chown it to the server's and chmod 600 it")
-            raw = file.read(MAX_FILE_BYTES + 1)
+        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+            raise self._refused("can be read or changed by other users of this machine", "chown it to the server's and chmod 600 it")
         return self._parsed(raw)
 
     def _parsed(self, raw: bytes) -> Keys:

@@ -4,7 +4,7 @@ A slot holds a digest of all tokens up to its own, and the epoch of the step tha
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -132,6 +132,12 @@ class MiniBlocks:
         self.cached.clear()
         self.hash_of.clear()
         return True
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """No later request may hit these blocks."""
+        for block in blocks:
+            if (old := self.hash_of.pop(block, None)) is not None:
+                self.cached.pop(old, None)
 
     def cached_prefix(self, request: Request) -> list[int]:
         """The blocks of the engine's own hit."""

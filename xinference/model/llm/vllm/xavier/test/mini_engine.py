@@ -90,7 +90,7 @@ class MiniEngine(MiniBlocks):
     def add(self, request_id: str, tokens: Sequence[int], max_tokens: int = 1, **kinds: object) -> Request:
         """A request arrives."""
         request = Request(request_id, list(tokens), max_tokens, num_prompt=len(tokens), **kinds)  # type: ignore[arg-type]
-        request.hash_blocks()
+        self.name_blocks(request)
         self.requests[request_id] = request
         self.waiting.append(request)
         self.half.arrived(self._view(request), self.clock())
@@ -156,6 +156,10 @@ class MiniEngine(MiniBlocks):
     def check(self) -> None:
         """All books balance, and an idle engine holds nothing."""
         self.engine.state.tier.check()
+        self.check_held()
+
+    def check_held(self) -> None:
+        """An idle engine holds nothing."""
         if not self.requests and not self.engine.copier.busy:
             assert self.engine.state.open_loads == {}
             assert self.engine.state.open_saves == {}
@@ -299,7 +303,7 @@ class MiniEngine(MiniBlocks):
                 token = request.slot(stop - 1)[0]
                 request.text.append(token)
                 request.tokens.append(token)
-                request.hash_blocks()
+                self.name_blocks(request)
                 if len(request.text) == request.max_tokens:
                     self._end(request, "finished")
         self.half.output(finished, invalid, self.clock())
@@ -341,6 +345,10 @@ class MiniEngine(MiniBlocks):
     def _forget(self, request: Request) -> None:
         self.release(request)
         del self.requests[request.request_id]
+
+    def name_blocks(self, request: Request) -> None:
+        """Hash the blocks that are full by now."""
+        request.hash_blocks()
 
     def _view(self, request: Request) -> RequestView:
         return RequestView(

@@ -1,0 +1,87 @@
+"""Which event met which state: counted over all schedules, so that a table says what they have tried. No cell that can happen is empty."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+STATES = (
+    "idle",
+    "waiting",
+    "following",
+    "load_queued",
+    "load_copying",
+    "load_ended",
+    "prefill",
+    "decode",
+    "preempted",
+    "ending",
+    "save_queued",
+    "save_copying",
+    "clear_pending",
+    "frozen",
+)
+
+# What a schedule does, and what comes of it: the latter by the counter that says so.
+EVENTS = (
+    "add",
+    "abort",
+    "preempt",
+    "clear",
+    "crash",
+    "crash_at_a_store",
+    "stop",
+    "restart",
+    "no_room",
+    "peer_added",
+    "peer_removed",
+    "freeze",
+    "save_fails",
+    "load_fails",
+)
+OUTCOMES = {
+    "saves_blocks": "publish",
+    "evictions": "evict",
+    "loads_sync": "load_own",
+    "loads_async": "load_beside",
+    "failed_loads": "load_failed",
+    "drops_capacity": "tier_full",
+    "drops_source_reused": "source_reused",
+    "drops_epoch": "drop_old",
+    "drops_tainted": "drop_tainted",
+    "peer_detached": "detached",
+    "followers_gave_up": "gave_up",
+}
+ROWS = (*EVENTS, *OUTCOMES.values())
+REACHED = frozenset({"publish", "load_own", "load_beside", "preempt", "abort"})
+
+# Cells that cannot happen -> why.
+IMPOSSIBLE: dict[tuple[str, str], str] = {}
+
+
+class Coverage:
+    """Counts cells; and says whether a schedule reached anything."""
+
+    def __init__(self) -> None:
+        self.cells: Counter[tuple[str, str]] = Counter()
+        self.reached = False
+
+    def note(self, event: str, states: Iterable[str]) -> None:
+        """An event happened in these states."""
+        self.reached |= event in REACHED
+        self.cells.update((event, state) for state in states)
+
+    def empty(self) -> list[tuple[str, str]]:
+        """Cells that can happen and did not."""
+        return [(row, state) for row in ROWS for state in STATES if not self.cells[row, state] and (row, state) not in IMPOSSIBLE]
+
+    def surprising(self) -> list[tuple[str, str]]:
+        """Cells that happened although they cannot."""
+        return [cell for cell in IMPOSSIBLE if self.cells[cell]]
+
+    def table(self) -> str:
+        """Events down, states across; ``-`` where it cannot happen."""
+        width = max(len(row) for row in ROWS)
+        lines = [" " * width + "".join(f"{state:>14}" for state in STATES)]
+        for row in ROWS:
+            cells = ("-" if (row, state) in IMPOSSIBLE else str(self.cells[row, state]) for state in STATES)
+            lines.append(f"{row:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
+        return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 
 from xinference.model.llm.fake.blocks import BlockPool
 from xinference.model.llm.fake.config import FakeConfig
@@ -29,6 +30,11 @@ class LocalCache:
 
     def reset(self) -> bool:
         return self._pool.reset()
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Give these blocks to no other request."""
+        for block_id in blocks:
+            self._pool.forget(block_id)
 
 
 def namespace_of(config: FakeConfig, model_identity: str) -> str:

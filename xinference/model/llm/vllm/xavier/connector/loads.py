@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from xinference.model.llm.vllm.xavier.block.key import BlockKey
 from xinference.model.llm.vllm.xavier.connector.engine import Engine
 from xinference.model.llm.vllm.xavier.connector.metadata import RequestView
 from xinference.model.llm.vllm.xavier.connector.offers import Offers
@@ -30,6 +31,18 @@ class Loads:
         self.last_answer_asynchronous = False
         self._new: list[LoadJob] = []
         self._synchronous: list[RequestState] = []
+        # First blocks of this schedule's synchronous loads, as (index, key): the engine takes them for its own before they are filled.
+        self._unwritten: list[tuple[int, BlockKey]] = []
+
+    def builds_on_unwritten(self, state: RequestState) -> bool:
+        """Whether the engine's own hit reaches into blocks that a synchronous load of this very schedule is to fill.
+
+        Would the load fail, only the request that made it knows what to compute again. So others wait until the step is over.
+        """
+        if not self._unwritten:
+            return False
+        stop = min(state.asked_local_tokens // self._engine.tokens_per_block, len(state.chain))
+        return any(index < stop and state.chain[index] == key for index, key in self._unwritten)
 
     def answer(self, state: RequestState, view: RequestView, step: int, now: float) -> tuple[int | None, bool]:
         """The engine's question. Only ``state`` remembers it."""
@@ -90,6 +103,8 @@ class Loads:
         self._new.append(job)
         if not job.asynchronous:
             self._synchronous.append(state)
+            if state.stored_start < len(state.chain):
+                self._unwritten.append((state.stored_start, state.chain[state.stored_start]))
 
     def _pieces(self, state: RequestState, offer: Offer, block_ids: Sequence[int]) -> list[LoadPiece]:
         pieces: list[LoadPiece] = []
@@ -106,6 +121,7 @@ class Loads:
         if not self._new:
             return [], []
         new, self._new = self._new, []
+        self._unwritten.clear()
         return [job for job in new if not job.asynchronous], [job for job in new if job.asynchronous]
 
     def take_synchronous(self) -> list[RequestState]:

@@ -16,13 +16,15 @@ class Offers:
     Args:
         engine: what both halves share.
         lookup: where stored blocks are found.
+        failures_undone: the engine takes a step back before it dispatches the next one. A load within a step that fails is undone then;
+            with two steps in flight the second is computed on what failed, and its tokens are delivered: nothing is loaded within a step.
     """
 
-    def __init__(self, engine: Engine, lookup: Lookup) -> None:
+    def __init__(self, engine: Engine, lookup: Lookup, *, failures_undone: bool = True) -> None:
         self._engine = engine
         self._lookup = lookup
         config = engine.config
-        within_step = config.sync_load_max_blocks if engine.state.mover.loads_within_step else 0
+        within_step = config.sync_load_max_blocks if failures_undone and engine.state.mover.loads_within_step else 0
         self._limits = LoadLimits(within_step, config.sync_load_max_seconds, config.min_load_blocks)
         self._share_blocks = int(config.async_load_max_share * engine.state.mover.num_blocks)
 

@@ -33,6 +33,9 @@ class LocalCache(Protocol):
     def reset(self) -> bool:
         """Forget all cached prefixes. False if the engine refused."""
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Give these blocks to no other request; whoever uses them keeps them."""
+
 
 class XavierScheduler:
     """One engine's scheduler half.
@@ -50,7 +53,7 @@ class XavierScheduler:
         self._engine = engine
         self._shared = engine.state
         lookup = Lookup(engine)
-        self._loads = Loads(engine, Offers(engine, lookup))
+        self._loads = Loads(engine, Offers(engine, lookup, failures_undone=steps_in_flight == 1))
         self._saves = SavePlanner(engine, lookup)
         self._accounts = Accounts(engine)
         self._requests: dict[str, RequestState] = {}
@@ -80,6 +83,9 @@ class XavierScheduler:
             self._settle_load(state, now)  # asked again, so nothing of it was usable
             state.phase = Phase.WAITING
         state.asked_local_tokens = num_computed_tokens
+        if self._loads.builds_on_unwritten(state):
+            state.offer = None
+            return None, False
         if self._shared.corrupted:
             state.offer = None
             return 0, False
@@ -225,10 +231,14 @@ class XavierScheduler:
 
     def _settle_load(self, state: RequestState, now: float) -> None:
         """Take over a load's outcome, once: what it brought, and where it failed."""
+        job = state.load
         with self._shared.lock:
             good_stop = self._loads.settle(state, now)
-        if good_stop is None:
+        if job is None or good_stop is None:
             return
+        if not job.asynchronous and self.local_cache is not None:
+            # The engine took these blocks for its own when it scheduled them. An abort now would leave them free, and found.
+            self.local_cache.forget({*job.failed_blocks, *state.block_ids[good_stop:]})
         # The engine goes back to the first bad block; a step that was under way computed on it, so none of its blocks may be kept.
         state.computed_tokens = good_stop * self._engine.tokens_per_block
         state.tainted = state.phase is Phase.RUNNING

@@ -51,6 +51,10 @@ class PoolCache:
         """Forget all cached prefixes."""
         return bool(self._pool.reset_prefix_cache())
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Give these blocks to no other request."""
+        self._pool.evict_blocks(set(blocks))
+
 
 def request_view(request: "Request", adapters: AdapterDigests) -> RequestView:
     """A request. ``all_token_ids`` is not touched: it costs a copy, and its type changed."""

@@ -112,6 +112,7 @@ class XavierWorker:
         lost = [job for request_id, job in self._outstanding.items() if request_id not in done]
         now = self._engine.clock()
         for job in lost:
+            job.cancelled = True  # should it be taken up after all: its blocks are somebody else's by then
             job.failed_blocks.update(piece.block for piece in job.pieces)
             self._engine.state.end_load(job, now, now)
         return lost

@@ -1,13 +1,15 @@
 """vLLM's real scheduler, both halves of the real connector, and a scripted worker in place of a model.
 
-The worker writes into each token's slot of the KV tensors a digest of all tokens up to it, and compares every slot before it computes,
-so whatever the scheduler and the connector do together that puts wrong bytes under a request is noticed. With ``depth`` 2 a step is
-dispatched before the outcome of the one before it is reported, as with asynchronous scheduling.
+A test says when a step is dispatched, when its outcome is reported, and when the helper thread does how much of its work. With ``depth`` 2
+a step is dispatched before the outcome of the one before it is reported, as with asynchronous scheduling. Every token that the scheduler
+delivers is compared with what an engine without a cache would have answered.
 """
 
+import copy
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,40 +34,24 @@ from xinference.model.llm.vllm.xavier.connector.engine import ENGINES, Engine
 from xinference.model.llm.vllm.xavier.directory.control import ControlPageWriter, ControlState, PeerEntry
 from xinference.model.llm.vllm.xavier.directory.names import control_path
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
-from xinference.model.llm.vllm.xavier.directory.requests import SOURCES
+from xinference.model.llm.vllm.xavier.directory.requests import SOURCES, RequestEntry
+from xinference.model.llm.vllm.xavier.test.vllm_worker import BLOCK, SLOT_BYTES, ScriptedMover, ScriptedWorker, true_text
 
-BLOCK = 32
 LAYERS = ("layer.0", "layer.1")
-HEAD_DIM = 8
-SLOT_BYTES = 2 * HEAD_DIM * 2
+HEAD_DIM = SLOT_BYTES // 4
 
 
 class WrongBytes(BaseException):
-    """A request was about to be computed on bytes that are not its own."""
+    """A request was computed on bytes that are not its own, and nobody has said that they are invalid."""
 
 
-@dataclass
-class Row:
-    """One request as the worker knows it."""
-
-    tokens: list[int]
-    salt: str
-    blocks: list[int] = field(default_factory=list)
-
-    def token(self, position: int) -> int:
-        """The token at a position; sampled ones follow from those before them."""
-        while len(self.tokens) <= position:
-            self.tokens.append(self.slot(len(self.tokens) - 1)[0])
-        return self.tokens[position]
-
-    def slot(self, position: int) -> bytes:
-        """What the KV of this position must be."""
-        self.token(position)
-        return sha256(f"{self.salt}{self.tokens[: position + 1]}".encode()).digest()[:SLOT_BYTES]
+class WrongToken(BaseException):
+    """A token was delivered that an engine without a cache would not have given."""
 
 
-def engine_config(model: Path, config: XavierConfig, num_blocks: int, budget: int) -> VllmConfig:
-    """What vLLM makes of the launcher's arguments."""
+@lru_cache(maxsize=16)
+def base_config(model: Path, num_blocks: int, budget: int) -> VllmConfig:
+    """What vLLM makes of the launcher's arguments, without the connector's settings."""
     arguments = EngineArgs(
         model=str(model),
         dtype="bfloat16",
@@ -81,11 +67,20 @@ def engine_config(model: Path, config: XavierConfig, num_blocks: int, budget: in
             "kv_role": "kv_both",
             "kv_connector_module_path": "xinference.model.llm.vllm.xavier.connector.connector",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": config.to_wire(),
         },
     )
     made = arguments.create_engine_config()
     made.cache_config.num_gpu_blocks = num_blocks
+    return made
+
+
+def engine_config(model: Path, config: XavierConfig, num_blocks: int, budget: int, depth: int) -> VllmConfig:
+    """One engine's configuration."""
+    made = copy.copy(base_config(model, num_blocks, budget))
+    made.kv_transfer_config = copy.copy(made.kv_transfer_config)
+    made.kv_transfer_config.kv_connector_extra_config = config.to_wire()
+    made.scheduler_config = copy.copy(made.scheduler_config)
+    made.scheduler_config.async_scheduling = depth > 1
     return made
 
 
@@ -107,23 +102,37 @@ class Replica:
         num_blocks: engine blocks.
         depth: steps in flight.
         budget: tokens a step.
+        incarnation: of this start.
+        page: the control page of an earlier start, to be used again.
+        settings: of the connector.
     """
 
     def __init__(
-        self, directory: Path, uid: str, model: Path, *, num_blocks: int = 64, depth: int = 1, budget: int = 128, **settings: Any
+        self,
+        directory: Path,
+        uid: str,
+        model: Path,
+        *,
+        num_blocks: int = 64,
+        depth: int = 1,
+        budget: int = 128,
+        incarnation: int = 1,
+        page: ControlPageWriter | None = None,
+        **settings: Any,
     ) -> None:
-        self.config = XavierConfig("w", uid, 1, str(directory), 2 << 20, "model", **settings)
-        self.entry = PeerEntry("w", uid, 1)
-        self.page = ControlPageWriter.create(control_path(str(directory), "w", uid), ControlState(epoch=1))
-        self.vllm_config = engine_config(model, self.config, num_blocks, budget)
-        self.vllm_config.scheduler_config.async_scheduling = depth > 1
+        settings = {"cpu_cache_bytes": 2 << 20, **settings}
+        self.config = XavierConfig("w", uid, incarnation, str(directory), model_identity="model", **settings)
+        self.entry = PeerEntry("w", uid, incarnation)
+        self.page = page or ControlPageWriter.create(control_path(str(directory), "w", uid), ControlState(epoch=1))
+        self.vllm_config = engine_config(model, self.config, num_blocks, budget, depth)
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=HEAD_DIM, dtype=torch.bfloat16)
-        size = spec.page_size_bytes
-        self.kv_config = KVCacheConfig(num_blocks, kv_tensors(size, num_blocks), [KVCacheGroupSpec(list(LAYERS), spec)])
+        tensors = kv_tensors(spec.page_size_bytes, num_blocks)
+        self.kv_config = KVCacheConfig(num_blocks, tensors, [KVCacheGroupSpec(list(LAYERS), spec)])
         memory = torch.zeros(len(LAYERS), num_blocks, 1, BLOCK, 2 * HEAD_DIM, dtype=torch.bfloat16)
-        self.slots = memory.view(torch.uint8).view(len(LAYERS), num_blocks, BLOCK, SLOT_BYTES).numpy()
-        self.worker = XavierConnector(self.vllm_config, KVConnectorRole.WORKER, self.kv_config)
-        self.worker.register_kv_caches({name: memory[index] for index, name in enumerate(LAYERS)})
+        self.worker = ScriptedWorker(memory.view(torch.uint8).view(len(LAYERS), num_blocks, BLOCK, SLOT_BYTES).numpy())
+        self.connector = XavierConnector(self.vllm_config, KVConnectorRole.WORKER, self.kv_config)
+        self.connector.register_kv_caches({name: memory[index] for index, name in enumerate(LAYERS)})
+        self.mover = self.engine.state.mover = ScriptedMover(self.engine.state.mover)
         init_none_hash(hash_function)
         kind = AsyncScheduler if depth > 1 else Scheduler
         self.scheduler = kind(
@@ -136,10 +145,14 @@ class Replica:
         )
         self.depth = depth
         self.hasher = get_request_block_hasher(BLOCK, hash_function)
-        self.rows: dict[str, Row] = {}
         self.in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        self.requests: dict[str, Request] = {}
         self.text: dict[str, list[int]] = {}
+        self.expected: dict[str, list[int]] = {}
+        # Whether the helper thread has done all its work at the end of every step.
         self.copying = True
+        # Whether a request that is computed on wrong bytes is an error at once, and not only when it delivers a token.
+        self.strict = True
 
     @property
     def engine(self) -> Engine:
@@ -151,7 +164,14 @@ class Replica:
     def close(self) -> None:
         """End both halves."""
         self.scheduler.shutdown()
-        self.worker.shutdown()
+        self.connector.shutdown()
+
+    def kill(self) -> None:
+        """As SIGKILL leaves it: nothing is drained or said, the lock falls. No other call may follow."""
+        engine = self.engine
+        ENGINES._engines.pop((self.config.replica_uid, self.config.incarnation))
+        engine.state.closed = True
+        engine.state.segment._lock.release()
 
     # ---- what a test does
 
@@ -165,7 +185,9 @@ class Replica:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, **sampling)
         params.extra_args = {"kv_transfer_params": {"xavier": {"v": 1, "request": _hex(request_id)}}}
         request = Request(request_id, list(tokens), params, None, cache_salt=salt, block_hasher=self.hasher)
-        self.rows[request_id] = Row(list(tokens), salt or "")
+        self.expected[request_id] = true_text(tokens, salt or "", max_tokens)
+        self.requests[request_id] = request
+        self.worker.add(request_id, tokens, salt or "")
         self.scheduler.add_request(request)
         return request
 
@@ -190,85 +212,94 @@ class Replica:
     def step(self) -> None:
         """One turn of the engine's loop."""
         if len(self.in_flight) < self.depth and self.scheduler.has_requests():
-            output = self.scheduler.schedule()
-            self.in_flight.append((output, self._execute(output)))
+            output = self.dispatch()
             if output.total_num_scheduled_tokens and len(self.in_flight) < self.depth:
                 return
-        if self.in_flight:
-            output, result = self.in_flight.popleft()
-            self._take(self.scheduler.update_from_output(output, result))
+        self.outcome()
+
+    def status(self, request_id: str) -> str:
+        """What the scheduler says of a request; empty once it has forgotten it."""
+        request = self.scheduler.requests.get(request_id)
+        return "" if request is None else request.status.name
 
     def counter(self, name: str) -> int:
         """One counter of the segment."""
         return self.engine.state.segment.counters.value(name)
 
-    def sources(self, request_id: str) -> dict[str, int]:
-        """Where the tokens of a request came from; its record must add up."""
+    def record(self, request_id: str) -> RequestEntry:
+        """The record of a request; it must add up."""
         reader = SegmentReader.open(self.engine.state.segment.path, expected_incarnation=None)
         (entry,) = reader.find_request(bytes.fromhex(_hex(request_id)))
         assert sum(entry.sources) == entry.prompt_tokens
-        return {source: tokens for source, tokens in zip(SOURCES, entry.sources, strict=True) if tokens}
+        return entry
+
+    def sources(self, request_id: str) -> dict[str, int]:
+        """Where the tokens of a request came from."""
+        return {source: tokens for source, tokens in zip(SOURCES, self.record(request_id).sources, strict=True) if tokens}
 
     def check(self) -> None:
         """Books balance, and nothing is held by an idle engine."""
-        self.engine.state.tier.check()
-        if not self.scheduler.requests:
+        state = self.engine.state
+        state.tier.check()
+        if not self.scheduler.requests and not self.in_flight:
             pool = self.scheduler.kv_cache_manager.block_pool
             assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
-            assert self.engine.state.open_loads == {}
-        assert self.counter("hook_errors") == 0
+            assert state.open_loads == {}
+        assert self.counter("hook_errors") == self.mover.num_failed
 
-    # ---- the worker
+    # ---- the engine's loop in two halves
+
+    def dispatch(self) -> Any:
+        """Schedule a step and have the worker compute it; what was scheduled."""
+        output = self.scheduler.schedule()
+        self.in_flight.append((output, self._execute(output)))
+        return output
+
+    def outcome(self) -> None:
+        """Report the oldest step that is in flight, if there is one."""
+        if self.in_flight:
+            output, result = self.in_flight.popleft()
+            for group in self.scheduler.update_from_output(output, result).values():
+                for one in group.outputs:
+                    self._deliver(one.request_id, one.new_token_ids)
+
+    def _deliver(self, request_id: str, tokens: Sequence[int]) -> None:
+        text = self.text.setdefault(request_id, [])
+        text.extend(tokens)
+        if text != self.expected[request_id][: len(text)]:
+            raise WrongToken(f"{request_id}: {text} instead of {self.expected[request_id]}")
 
     def _execute(self, output: Any) -> ModelRunnerOutput:
         """What vLLM's model runner does, in its order (0.32, v1/worker/kv_connector_model_runner_mixin.py)."""
-        for new in output.scheduled_new_reqs:
-            self.rows[new.req_id].blocks = list(new.block_ids[0])
-        cached = output.scheduled_cached_reqs
-        for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if request_id in cached.resumed_req_ids:
-                self.rows[request_id].blocks = list(blocks[0])
-            elif blocks is not None:
-                self.rows[request_id].blocks.extend(blocks[0])
-        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        self.worker.bind_connector_metadata(output.kv_connector_metadata)
+        starts = self.worker.starts(output)
+        self.connector.bind_connector_metadata(output.kv_connector_metadata)
         loads_first = getattr(output, "has_sync_kv_loads", True)  # before 0.29 loads always come first
         if loads_first:
-            self.worker.start_load_kv(None)  # type: ignore[arg-type]
-        bad = set(self.worker._worker._invalid)  # a model would compute on them; what it computes is thrown away
-        sampled = [self._forward(request_id, starts[request_id], num, bad) for request_id, num in output.num_scheduled_tokens.items()]
+            self.connector.start_load_kv(None)  # type: ignore[arg-type]
+        before = len(self.worker.wrong)
+        tokens = self.worker.forward(starts, output.num_scheduled_tokens)
+        sampled = [self._sampled(name, starts[name] + num, tokens[name]) for name, num in output.num_scheduled_tokens.items()]
         if not loads_first:
-            self.worker.start_load_kv(None)  # type: ignore[arg-type]
-        self.worker.wait_for_save()
+            self.connector.start_load_kv(None)  # type: ignore[arg-type]
+        self.connector.wait_for_save()
         if self.copying:
             self.engine.copier.run_pending()
-        sending, finished = self.worker.get_finished(output.finished_req_ids)
-        invalid = self.worker.get_block_ids_with_load_errors()
-        self.worker.clear_connector_metadata()
+        sending, finished = self.connector.get_finished(output.finished_req_ids)
+        invalid = self.connector.get_block_ids_with_load_errors()
+        self.connector.clear_connector_metadata()
+        for request_id, start in self.worker.wrong[before:] if self.strict else ():
+            if not invalid.intersection(self.worker.rows[request_id].blocks):
+                raise WrongBytes(f"{request_id} before {start}")
         ids = list(output.num_scheduled_tokens)
         transfers = KVConnectorOutput(sending, finished, invalid_block_ids=invalid)
         return ModelRunnerOutput(ids, {name: index for index, name in enumerate(ids)}, sampled, kv_connector_output=transfers)
 
-    def _forward(self, request_id: str, start: int, num_tokens: int, bad: set[int]) -> list[int]:
-        row = self.rows[request_id]
-        if not bad.intersection(row.blocks):
-            for position in range(start):
-                if self._at(row, position)[0].tobytes() != row.slot(position):
-                    raise WrongBytes(f"{request_id} at {position}")
-        for position in range(start, start + num_tokens):
-            self._at(row, position)[:] = list(row.slot(position))
-        known = self.scheduler.requests[request_id].num_prompt_tokens
-        end = start + num_tokens
-        return [row.token(end)] if end >= max(known, len(row.tokens)) else []
-
-    def _at(self, row: Row, position: int) -> Any:
-        return self.slots[:, row.blocks[position // BLOCK], position % BLOCK]
-
-    def _take(self, outputs: Any) -> None:
-        for group in outputs.values():
-            for output in group.outputs:
-                self.text.setdefault(output.request_id, []).extend(output.new_token_ids)
+    def _sampled(self, request_id: str, stop: int, token: int) -> list[int]:
+        """The token, if the step computed all that the scheduler knows of the request."""
+        if stop < self.scheduler.requests[request_id].num_tokens:
+            return []
+        self.worker.rows[request_id].slots.put(stop, token)
+        return [token]
 
 
 def _hex(request_id: str) -> str:

@@ -27,25 +27,10 @@ class Moments:
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Do the work, and take an image after each instruction of the package."""
-        before = sys.gettrace()
-        sys.settrace(self._enter)
         try:
-            return work()
+            return each_instruction(lambda: self._take(*_caller()), work)
         finally:
-            sys.settrace(before)
             self._take("the end", 0)
-
-    def _enter(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        if not _ours(frame.f_code):
-            return None
-        frame.f_trace_opcodes = True
-        frame.f_trace_lines = False
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
-        if event in ("opcode", "return"):
-            self._take(frame.f_code.co_name, frame.f_lineno)
-        return self._step
 
     def _take(self, function: str, line: int) -> None:
         try:
@@ -55,6 +40,37 @@ class Moments:
         if not self.images or self.images[-1] != image:
             self.images.append(image)
             self.where.append(f"{function}:{line}")
+
+
+def each_instruction(tick: Callable[[], None], work: Callable[[], Any]) -> Any:
+    """Do the work, and tick between any two instructions of the package's own code."""
+
+    def enter(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if not _ours(frame.f_code):
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return step
+
+    def step(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        if event in ("opcode", "return"):
+            tick()
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        return work()
+    finally:
+        sys.settrace(before)
+
+
+def _caller() -> tuple[str, int]:
+    """The function and line of the package that is being run."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not _ours(frame.f_code):
+        frame = frame.f_back
+    return ("?", 0) if frame is None else (frame.f_code.co_name, frame.f_lineno)
 
 
 def _ours(code: CodeType) -> bool:

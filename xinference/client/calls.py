@@ -113,6 +113,18 @@ def request(request_id: str) -> Call:
     return Call("GET", f"/v1/requests/{quote(request_id, safe='')}")
 
 
+def keys() -> Call:
+    return Call("GET", "/v1/keys", field="data")
+
+
+def create_key(fields: Json) -> Call:
+    return Call("POST", "/v1/keys", body={name: value for name, value in fields.items() if value is not None})
+
+
+def revoke_key(key_id: str) -> Call:
+    return Call("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+
+
 def completion(path: str, body: Json, replica_uid: str | None, debug: bool, patience_seconds: float) -> Call:
     """An inference request; ``replica_uid`` steers it, ``debug`` asks where its prompt tokens came from."""
     headers = {}

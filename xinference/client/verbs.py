@@ -116,6 +116,24 @@ class Verbs(ABC):
         """All metrics in Prometheus' text format."""
         return self._text(Call("GET", "/metrics"))
 
+    # API keys
+
+    def keys(self) -> Any:
+        """A list of all API keys, without their secrets."""
+        return self._send(calls.keys())
+
+    def create_key(self, name: str, **fields: Any) -> Any:
+        """Make an API key. The answer's ``key`` is the secret; no later answer has it.
+
+        Args:
+            fields: scopes (a list of inference, monitor, admin), models, expires_in_seconds, requests_per_minute, concurrent_requests.
+        """
+        return self._send(calls.create_key({"name": name, **fields}))
+
+    def revoke_key(self, key_id: str) -> Any:
+        """Refuse an API key from now on, and end what it has running."""
+        return self._send(calls.revoke_key(key_id))
+
     # Inference, for the command line
 
     def chat(self, model_uid: str, messages: list[Json], **options: Any) -> Any:

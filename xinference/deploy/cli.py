@@ -50,6 +50,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "terminate": _entry("models", "terminate", "Stop a model."),
     "chat": _entry("inference", "chat", "Chat with a model."),
     "generate": _entry("inference", "generate", "Continue a text."),
+    "keys": _entry("keys", "keys", "Make, list and revoke API keys."),
     "cache": _entry("cache", "cache", "Describe or clear the cache that replicas share."),
 }
 ALIASES: Final[dict[str, str]] = {"ps": "list", "stop": "terminate"}

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from xinference.api.app import create_app
 from xinference.api.config import ApiConfig
+from xinference.api.key_store import KeyStore
 from xinference.api.keys import KeyRing
 from xinference.api.server import ApiServer, server_config
 from xinference.errors import ModelNotFound, XinferenceError
@@ -313,9 +314,10 @@ async def serving(
     limits: Limits | None = None,
     config: ApiConfig | None = None,
     settings: Settings | None = None,
+    store: KeyStore | None = None,
 ) -> AsyncIterator[Served]:
     """The app on a free port of 127.0.0.1."""
-    app = create_app(cluster, settings or Settings(), limits or Limits(), keys, config=config)
+    app = create_app(cluster, settings or Settings(), limits or Limits(), keys, config=config, store=store)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]

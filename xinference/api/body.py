@@ -194,6 +194,9 @@ def refuse_reserved(body: Json) -> None:
 
 def check_limits(kind: Kind, body: Json, limits: Limits) -> None:
     """Raises OverLimit for values above a limit. Wrong types are left to ``validate``."""
+    for field, value in body.items():
+        if isinstance(value, int) and not _SMALLEST <= value <= _LARGEST:
+            raise InvalidRequest(f"'{field}' is no number of 64 bits", param=field)
     for field, limit in _BOUNDED_NUMBERS.items():
         if field != "logprobs" or kind is COMPLETIONS:
             _at_most(body, field, limit, getattr(limits, limit))
@@ -207,6 +210,8 @@ def check_limits(kind: Kind, body: Json, limits: Limits) -> None:
             raise InvalidRequest(f"'{field}' is empty", param=field)
 
 
+# Of the engine's own fields, which pass unread, too: a larger number fails on the way between its processes.
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 # Field and the limit that it is under, by its name in ``Limits``.
 _BOUNDED_NUMBERS: Final = {
     "n": "choices",

@@ -104,6 +104,7 @@ class Exchange(Response):
             except SlowReader:
                 self._outcome = SLOW_READER
                 self._gateway.metrics.slow_readers.labels(self.model_uid).inc()
+                self._gateway.metrics.refused.labels("slow_reader_bytes").inc()
                 answer.cut()
             except XinferenceError as error:
                 await self._fail(answer, error)
@@ -141,6 +142,7 @@ class Exchange(Response):
                 raise self._ended.result()
             now = time.monotonic()
             if now >= deadline:
+                self._gateway.metrics.refused.labels("request_seconds").inc()
                 raise RequestTimedOut(f"the request ran for {self._gateway.limits.request_seconds:.0f} s, which is the limit")
             if self._ask.prepared.stream and now >= answer.last_sent + keep_alive:
                 await answer.keep_alive()

@@ -45,6 +45,7 @@ class Feed(Response):
                 elif self._ended.done():
                     raise self._ended.result()
             except SlowReader:
+                self._gateway.metrics.refused.labels("slow_reader_bytes").inc()
                 answer.cut()
             except XinferenceError as error:
                 if not answer.started:

@@ -11,7 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from xinference.errors import InvalidRequest
 
 Json = dict[str, Any]
-Number = int | float
+# What engines, and the formats between their processes, can hold; a larger number fails somewhere inside.
+Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Number = Integer | Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Body(BaseModel):
@@ -61,32 +64,35 @@ class Sampling(Body):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1)
-    max_tokens: int | None = Field(default=None, ge=0)
+    n: Integer | None = Field(default=None, ge=1)
+    max_tokens: Integer | None = Field(default=None, ge=0)
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: Number | None = None
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
     repetition_penalty: Number | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     logit_bias: dict[str, Number] | None = None
     response_format: ResponseFormat | None = None
     user: str | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: Integer | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Integer | None = None
+    best_of: Integer | None = Field(default=None, ge=1)
+    prompt_logprobs: Integer | None = Field(default=None, ge=0)
+    truncate_prompt_tokens: Integer | None = Field(default=None, ge=-1)
     request_id: str | None = Field(default=None, description="taken as the request id when there is no x-request-id header")
 
 
 class ChatCompletionBody(Sampling):
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: Integer | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: Integer | None = Field(default=None, ge=0)
     tools: list[Tool] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
@@ -94,17 +100,17 @@ class ChatCompletionBody(Sampling):
 
 
 class CompletionBody(Sampling):
-    prompt: str | list[str] | list[int] | list[list[int]]
-    logprobs: int | None = Field(default=None, ge=0)
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Integer | None = Field(default=None, ge=0)
     echo: bool | None = None
     suffix: str | None = None
 
 
 class EmbeddingBody(Body):
     model: str
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | list[str] | list[TokenId] | list[list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(default=None, ge=1)
+    dimensions: Integer | None = Field(default=None, ge=1)
     user: str | None = None
 
 
@@ -120,7 +126,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 class ReplicaCount(BaseModel):
@@ -158,9 +164,13 @@ def validate(schema: type[Body], body: Json) -> None:
         schema.model_validate(body)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        places = [(field_path(body, each["loc"], each["type"] == "missing") or "", each["msg"]) for each in found]
+        places = [
+            (field_path(body, each["loc"], each["type"] == "missing") or "", each["msg"], not each["type"].endswith("_type"))
+            for each in found
+        ]
         # A union has an error for each of its types; the one that got furthest is of the type that was meant.
-        param, message = max((place for place in places if place[0].startswith(places[0][0])), key=lambda place: place[0].count("."))
+        here = (place for place in places if place[0].startswith(places[0][0]))
+        param, message, _ = max(here, key=lambda place: (place[0].count("."), place[2]))
         raise InvalidRequest(f"'{param}': {message[:1].lower()}{message[1:]}", param=param or None) from None
 
 

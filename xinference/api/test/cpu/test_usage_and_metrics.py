@@ -185,7 +185,7 @@ async def test_requests_are_counted_by_outcome(tmp_path: Path) -> None:
             await client.chat.completions.create(model="m", messages=MESSAGES, stop=["a", "b"])
         found = await series(url)
     assert found["xinference_requests_total", labels(model="m", endpoint="chat.completions", outcome="ok")] == 1
-    assert found["xinference_refused_total", labels(limit="stop")] == 1
+    assert found["xinference_refused_total", labels(limit="stop_strings")] == 1
     assert found["xinference_prompt_tokens_total", labels(model="m")] == 10
     assert found["xinference_completion_tokens_total", labels(model="m")] == 2
     assert found["xinference_open_requests", labels(model="m")] == 0

@@ -202,11 +202,25 @@ def test_an_empty_prompt_list_is_refused() -> None:
         ({"logit_bias": {"5": "x"}}, "logit_bias.5"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"top_logprobs": -2}, "top_logprobs"),
+        ({"best_of": 9.0}, "best_of"),
+        ({"prompt_logprobs": 1000.0}, "prompt_logprobs"),
+        ({"prompt_logprobs": "1000"}, "prompt_logprobs"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": -(10**400)}, "seed"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"a_field_of_the_engine": 2**63}, "a_field_of_the_engine"),
     ],
 )
 def test_a_wrong_type_is_refused_with_the_path_of_the_field(body: dict[str, Any], param: str) -> None:
     error = refused(CHAT, chat(**body))
     assert (error.status, error.type, error.code, error.param) == (400, "invalid_request_error", None, param)
+
+
+@pytest.mark.parametrize("prompt", [[5, -1], [5, 2**31]])
+def test_a_token_id_that_no_vocabulary_holds_is_refused_with_its_bound(prompt: list[int]) -> None:
+    error = refused(COMPLETIONS, {"model": "m", "prompt": prompt})
+    assert (error.status, error.param) == (400, "prompt.1")
+    assert "than or equal to" in error.message
 
 
 def test_a_missing_model_or_prompt_is_named() -> None:

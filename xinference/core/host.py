@@ -67,6 +67,7 @@ class Slot:
     grace_seconds: float = 0.0
     removing: bool = False
     unreachable: bool = False
+    probing: bool = False
 
 
 class WorkerHost:
@@ -224,14 +225,17 @@ class WorkerHost:
         self._on_change()
 
     async def _probe(self, slot: Slot) -> None:
-        if slot.process is None or slot.removing or slot.report.state in (ReplicaState.FAILED, ReplicaState.CREATING):
+        if slot.process is None or slot.removing or slot.probing or slot.report.state in (ReplicaState.FAILED, ReplicaState.CREATING):
             return
+        slot.probing = True
         try:
             self.take_report(await slot.process.report())
         except Unreachable as error:
             if not slot.removing:
                 slot.unreachable = True  # it will not hear a stop either: its process is killed, and the engine with it
                 self.fail(slot.order.replica_uid, slot.order.incarnation, f"the process that watches the engine does not answer: {error}")
+        finally:
+            slot.probing = False
 
     async def _apply(self, control: Control) -> None:
         slot = self._slots.get(control.replica_uid)

@@ -58,7 +58,9 @@ class Membership:
         if member is not None:
             self._lose(member, "its worker was stopped")
 
-    def expire(self) -> None:
+    def expire(self, missed_seconds: float = 0.0) -> None:
+        """Lose the workers that were silent for too long; ``missed_seconds`` in which nobody listened are not held against them."""
+        self._state.roster.excuse(missed_seconds)
         for member in self._state.roster.expire(self._state.clock.now()):
             self._lose(member, f"its worker {member.worker_id} has not been heard of for {self._state.roster.lost_seconds:g} s")
 

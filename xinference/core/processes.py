@@ -10,6 +10,7 @@ What xoscar (0.12) does and what is done about it:
 import asyncio
 import logging
 import threading
+import time
 from typing import Any
 
 import xoscar as xo
@@ -20,6 +21,8 @@ from xinference.core.errors import CoreError, Unreachable
 from xinference.core.machine import Machine
 from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
 from xinference.core.replica import REPLICA_UID, ReplicaActor
+from xinference.core.runner import Watch
+from xinference.core.stalls import missed_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +35,24 @@ REMOVE_SECONDS = 2.0  # for a replica process to end by itself before it is kill
 class RemoteReplica:
     """The actor of one replica, in its process. Every method raises Unreachable when it does not answer."""
 
-    def __init__(self, ref: Any, address: str, hang_seconds: float) -> None:
+    def __init__(self, ref: Any, address: str, watch: Watch) -> None:
         self.address = address
         self._ref = ref
-        self._hang_seconds = hang_seconds
+        self._hang_seconds = watch.hang_seconds
+        self._probe_seconds = watch.probe_patience_seconds
 
     async def start(self, control: Control) -> None:
         await call(self._ref.start(control.to_wire()), START_SECONDS)
 
     async def report(self) -> ReplicaReport:
-        return ReplicaReport.from_wire(await call(self._ref.report(), self._hang_seconds))
+        began = time.monotonic()
+        try:
+            return ReplicaReport.from_wire(await call(self._ref.report(), self._probe_seconds))
+        except Unreachable:
+            if not missed_seconds(began, time.monotonic(), self._probe_seconds):
+                raise
+        # It was this process that did not run: an answer may lie there unread.
+        return ReplicaReport.from_wire(await call(self._ref.report(), self._probe_seconds))
 
     async def write_control(self, control: Control) -> None:
         await call(self._ref.write_control(control.to_wire()), self._hang_seconds)
@@ -89,7 +100,7 @@ class SubPools:
             ),
             CREATE_SECONDS,
         )
-        return RemoteReplica(ref, address, self._machine.watch.hang_seconds)
+        return RemoteReplica(ref, address, self._machine.watch)
 
     async def close(self, order: ReplicaOrder) -> None:
         """End the order's process, also one that is still being made: then it is waited for first. Idempotent."""

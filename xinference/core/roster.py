@@ -69,6 +69,11 @@ class Roster:
         member = self.members.get(worker_id)
         return member is not None and member.incarnation == incarnation
 
+    def excuse(self, seconds: float) -> None:
+        """Nobody listened for so long: what was said then waits unread."""
+        for member in self.members.values():
+            member.last_seen += seconds
+
     def expire(self, now: float) -> list[Member]:
         """Remove and return the workers that were silent for too long."""
         lost = [member for member in self.members.values() if now - member.last_seen > self.lost_seconds]

@@ -1,7 +1,7 @@
 """One engine start inside its own process: control page, engine, health, log. Plain class; the actor around it only forwards.
 
-    start ──> loading ──(answers)──> ready ──(process ended | wrong answers | silent too long)──> failed
-                 └──(ended, or late)──> failed                 stop: from everywhere -> stopped
+    start ──> loading ──(answers)──> ready ──(process ended | wrong answers | silent or stopped too long)──> failed
+                 └──(ended, late, or stopped too long)──> failed                 stop: from everywhere -> stopped
 
 A failed engine is killed before its failure is reported, so whoever hears of it may start the next one at once.
 """
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from xinference.core.clock import Clock
 from xinference.core.log_ring import LogRing
 from xinference.core.orders import Control, ReplicaOrder, ReplicaReport
+from xinference.core.stalls import missed_seconds
 from xinference.core.states import IllegalMove, ReplicaEvent, ReplicaState, next_replica_state
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class Engine(Protocol):
     async def wait(self) -> int: ...
     async def stop(self, grace_seconds: float) -> int | None: ...
     def explain(self, status: int) -> str: ...
+    def stopped(self) -> str | None:
+        """A process of the engine that a signal has stopped, None if there is none."""
 
 
 class ControlPage(Protocol):
@@ -55,12 +58,21 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class Watch:
-    """How an engine is watched, in seconds. ``wrong_answers`` health checks answered with an error in a row mean a dead engine."""
+    """How an engine is watched, in seconds. ``wrong_answers`` health checks answered with an error in a row mean a dead engine.
+
+    ``probe_seconds`` is how often the watching process itself is asked how it is.
+    """
 
     health_seconds: float = 0.5
     hang_seconds: float = 5.0
     wrong_answers: int = 2
     log_lines: int = 2000
+    probe_seconds: float = 1.0
+
+    @property
+    def probe_patience_seconds(self) -> float:
+        """How long the process that watches an engine may take to answer: so that one that stopped just after a probe is found in time."""
+        return max(self.hang_seconds / 2, self.hang_seconds - self.probe_seconds)
 
 
 class ReplicaRunner:
@@ -149,17 +161,41 @@ class ReplicaRunner:
         return self.state is ReplicaState.READY and await self._engine.health(timeout_seconds)
 
     async def _watch_engine(self) -> None:
-        ended = asyncio.create_task(self._engine.wait())
+        life, stopped = asyncio.create_task(self._live()), asyncio.create_task(self._wait_stopped())
         try:
-            cause = await self._wait_ready() or await self._wait_for_end(ended)
+            done, _ = await asyncio.wait({life, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            cause = done.pop().result()
         except Exception:
             logger.exception("watching replica %s failed", self.order.replica_uid)
             cause = "watching the engine failed; see the server's log"
         finally:
-            ended.cancel()
+            life.cancel()
+            stopped.cancel()
+            await asyncio.wait({life, stopped})
         await self._engine.stop(0.0)
         self._cause = cause
         self._move(ReplicaEvent.FAIL)
+
+    async def _live(self) -> str:
+        ended = asyncio.create_task(self._engine.wait())
+        try:
+            return await self._wait_ready() or await self._wait_for_end(ended)
+        finally:
+            ended.cancel()
+
+    async def _wait_stopped(self) -> str:
+        """Returns which process of the engine was stopped for too long; while it loads as well."""
+        last_running = self._clock.now()
+        while True:
+            began = self._clock.now()
+            await asyncio.sleep(self._watch.health_seconds)
+            now = self._clock.now()
+            last_running += missed_seconds(began, now, self._watch.health_seconds)
+            stopped = self._engine.stopped()
+            if stopped is None:
+                last_running = now
+            elif now - last_running >= self._watch.hang_seconds:
+                return f"process {stopped} of the engine has been stopped for {self._watch.hang_seconds:g} s (hung)"
 
     async def _wait_ready(self) -> str | None:
         """None once the engine serves, else why it does not."""
@@ -175,13 +211,17 @@ class ReplicaRunner:
         last_answer = self._clock.now()
         wrong = 0
         while True:
+            began = self._clock.now()
             await asyncio.wait({ended}, timeout=self._watch.health_seconds)
             if ended.done():
                 return self._engine.explain(ended.result())
-            patience = last_answer + self._watch.hang_seconds - self._clock.now()
             asked = self._clock.now()
+            last_answer += missed_seconds(began, asked, self._watch.health_seconds)
+            patience = last_answer + self._watch.hang_seconds - asked
             healthy = patience > 0 and await self._engine.health(patience)
             now = self._clock.now()
+            if missed_seconds(asked, now, max(0.0, patience)):  # an answer came and nobody was there to read it
+                last_answer = now
             if (self._silence() or 0.0) >= self._watch.hang_seconds:
                 return f"the engine's core has not moved for {self._watch.hang_seconds:g} s (hung)"
             if healthy:

@@ -19,6 +19,7 @@ from xinference.core.placement import Placement
 from xinference.core.relaunch import RelaunchLimits
 from xinference.core.replica_service import ReplicaService
 from xinference.core.roster import Roster
+from xinference.core.stalls import missed_seconds
 from xinference.errors import ModelNotFound
 from xinference.settings import Settings
 
@@ -171,9 +172,11 @@ class SupervisorActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no
     # ---- loops
 
     async def _expire_workers(self) -> None:
+        pause, clock = self._heartbeat_seconds / 2, self._state.clock
         while True:
-            await asyncio.sleep(self._heartbeat_seconds / 2)
-            self._membership.expire()
+            began = clock.now()
+            await asyncio.sleep(pause)
+            self._membership.expire(missed_seconds(began, clock.now(), pause))
 
     async def _push_controls(self) -> None:
         known = 0

@@ -47,6 +47,7 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
             health_seconds=self._settings.heartbeat_seconds / 2,
             hang_seconds=self._settings.replica_hang_seconds,
             log_lines=self._settings.log_lines,
+            probe_seconds=self._settings.heartbeat_seconds,
         )
         self._machine = Machine(worker_id, run_dir, str(self._settings.shm_dir), watch)
         self._incarnation = secrets.randbits(64) or 1
@@ -164,12 +165,17 @@ class WorkerActor(xo.StatelessActor):  # type: ignore[misc]  # xoscar has no typ
             known = await self._changes.wait_for_newer(known, self._settings.heartbeat_seconds)
 
     async def _probe(self) -> None:
+        """Start a round of probes at each heartbeat. It is not waited for: one replica that hangs would put off the look at the others."""
         while True:
             await asyncio.sleep(self._settings.heartbeat_seconds)
-            try:
-                await self._host.probe()
-            except Exception:
-                logger.exception("probing replicas failed")
+            self._loops = [loop for loop in self._loops if not loop.done()]
+            self._loops.append(asyncio.create_task(self._probe_once()))
+
+    async def _probe_once(self) -> None:
+        try:
+            await self._host.probe()
+        except Exception:
+            logger.exception("probing replicas failed")
 
     async def _kept_out(self, error: Unreachable, joined: bool) -> str:
         """Why we cannot join. A connection that was in use and ended tells nothing of keys: the supervisor may have been started again."""

@@ -70,6 +70,7 @@ class FakeEngine:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.start_error: Exception | None = None
         self.healthy = True
+        self.stopped_process: str | None = None
         self.silent = False
         self.on_health: Callable[[float], None] = lambda timeout: None
 
@@ -97,6 +98,9 @@ class FakeEngine:
 
     def explain(self, status: int) -> str:
         return f"ended with {status}"
+
+    def stopped(self) -> str | None:
+        return self.stopped_process
 
 
 class FakePage:

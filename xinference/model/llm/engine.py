@@ -25,6 +25,7 @@ from xinference.model.llm import keeper
 from xinference.model.llm.engine_log import LineCutter, Redactor, cause_of
 from xinference.model.llm.orphans import kill_orphans
 from xinference.model.llm.sockets import SOCKET_MODE, check_length, prepare_directory
+from xinference.model.llm.stopped import stopped_process
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +166,10 @@ class EngineProcess:
             await asyncio.shield(self._end())
         return self._watcher.result() if self._watcher is not None and self._watcher.done() else None
 
+    def stopped(self) -> str | None:
+        """The process of the engine, its keeper included, that a signal has stopped, as "PID (NAME)"; None if there is none."""
+        return None if self._run is None else stopped_process(self._run.process.pid)
+
     @property
     def running(self) -> bool:
         return self._watcher is not None and not self._watcher.done()
@@ -263,6 +268,8 @@ class EngineProcess:
         run, watcher = self._run, self._watcher
         if run is not None and watcher is not None:
             run.lifeline.close()  # the keeper kills the whole tree, other sessions included
+            with contextlib.suppress(ProcessLookupError):
+                run.process.send_signal(signal.SIGCONT)  # unless it is stopped itself
             await asyncio.wait({watcher}, timeout=KEEPER_SECONDS)
             if not watcher.done():
                 with contextlib.suppress(ProcessLookupError):

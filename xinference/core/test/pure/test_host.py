@@ -213,3 +213,28 @@ async def test_a_stopping_worker_removes_everything_and_takes_no_more_orders() -
         await worker.host.start_replica(order("m-2", 1), control("m-2", 1))
     worker.assert_nothing_is_held()
     assert worker.leftovers.removed[-1] is None
+
+
+async def test_a_replica_that_is_slow_to_answer_is_not_asked_twice_and_does_not_keep_others_waiting() -> None:
+    worker = Worker()
+    for uid in ("m-0", "m-1"):
+        await worker.host.start_replica(order(uid), control(uid))
+    asked: list[str] = []
+    answer = asyncio.Event()
+
+    async def slow(uid: str) -> ReplicaReport:
+        asked.append(uid)
+        if uid == "m-0":
+            await answer.wait()
+        return ReplicaReport("m", uid, 7, "ready", pid=1)
+
+    for uid in ("m-0", "m-1"):
+        worker.host._slots[uid].process.report = lambda uid=uid: slow(uid)  # type: ignore[union-attr, method-assign]
+    rounds = [asyncio.create_task(worker.host.probe()) for _ in range(2)]
+    await settle()
+    assert sorted(asked) == ["m-0", "m-1", "m-1"]
+    answer.set()
+    await asyncio.gather(*rounds)
+    await worker.host.probe()
+    assert asked.count("m-0") == 2
+    await worker.host.stop(0.0)

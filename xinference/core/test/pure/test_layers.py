@@ -18,7 +18,7 @@ ACTORS = {"calls", "fleet", "pool_modules", "processes", "replica", "supervisor"
 # Of the others, those that decide only: no clock, no file, no socket, no process.
 DECISIONS = {
     "spec", "engine_arguments", "environment", "topology", "placement", "plan", "states", "orders", "relaunch", "peers", "route", "roster",
-    "log_ring",
+    "log_ring", "stalls",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "socket", "subprocess", "random", "secrets", "os", "logging"}
 # The public interface of the supervisor, and the private and public verbs that make a host one class.

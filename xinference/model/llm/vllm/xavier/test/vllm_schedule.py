@@ -49,7 +49,7 @@ class WrongToken(BaseException):
     """A token was delivered that an engine without a cache would not have given."""
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def base_config(model: Path, num_blocks: int, budget: int) -> VllmConfig:
     """What vLLM makes of the launcher's arguments, without the connector's settings."""
     arguments = EngineArgs(
@@ -133,6 +133,7 @@ class Replica:
         self.connector = XavierConnector(self.vllm_config, KVConnectorRole.WORKER, self.kv_config)
         self.connector.register_kv_caches({name: memory[index] for index, name in enumerate(LAYERS)})
         self.mover = self.engine.state.mover = ScriptedMover(self.engine.state.mover)
+        self._errors_before = self.counter("hook_errors")
         init_none_hash(hash_function)
         kind = AsyncScheduler if depth > 1 else Scheduler
         self.scheduler = kind(
@@ -149,6 +150,8 @@ class Replica:
         self.requests: dict[str, Request] = {}
         self.text: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
+        # By request, the first token of its prompt that was computed and not found, as of its first output.
+        self.first_computed: dict[str, int] = {}
         # Whether the helper thread has done all its work at the end of every step.
         self.copying = True
         # Whether a request that is computed on wrong bytes is an error at once, and not only when it delivers a token.
@@ -226,6 +229,11 @@ class Replica:
         """One counter of the segment."""
         return self.engine.state.segment.counters.value(name)
 
+    @property
+    def num_errors(self) -> int:
+        """Errors caught since this start."""
+        return self.counter("hook_errors") - self._errors_before
+
     def record(self, request_id: str) -> RequestEntry:
         """The record of a request; it must add up."""
         reader = SegmentReader.open(self.engine.state.segment.path, expected_incarnation=None)
@@ -237,6 +245,15 @@ class Replica:
         """Where the tokens of a request came from."""
         return {source: tokens for source, tokens in zip(SOURCES, self.record(request_id).sources, strict=True) if tokens}
 
+    def computed_of(self, request_id: str) -> int:
+        """Prompt tokens that were computed, as the record says."""
+        return self.record(request_id).sources[SOURCES.index("computed")]
+
+    def stops_of(self, request_id: str) -> list[int]:
+        """Tokens that end a request."""
+        params = self.requests[request_id].sampling_params
+        return list(params.stop_token_ids or ()) if params is not None else []
+
     def check(self) -> None:
         """Books balance, and nothing is held by an idle engine."""
         state = self.engine.state
@@ -245,7 +262,7 @@ class Replica:
             pool = self.scheduler.kv_cache_manager.block_pool
             assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
             assert state.open_loads == {}
-        assert self.counter("hook_errors") == self.mover.num_failed
+        assert self.num_errors == self.mover.num_failed
 
     # ---- the engine's loop in two halves
 
@@ -266,6 +283,7 @@ class Replica:
     def _deliver(self, request_id: str, tokens: Sequence[int]) -> None:
         text = self.text.setdefault(request_id, [])
         text.extend(tokens)
+        self.first_computed.setdefault(request_id, self.worker.rows[request_id].first_computed)
         if text != self.expected[request_id][: len(text)]:
             raise WrongToken(f"{request_id}: {text} instead of {self.expected[request_id]}")
 

@@ -1,9 +1,11 @@
 """Processes are killed, stopped and cancelled at every point; the others go on, and nothing is left."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -11,6 +13,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from xinference.core import processes
+from xinference.core.errors import Unreachable
+from xinference.core.orders import ReplicaReport
+from xinference.core.processes import RemoteReplica
+from xinference.core.runner import Watch
 from xinference.core.test.clusters import Cluster, running_cluster, spec, steady_requests, until
 
 HANG_SECONDS = 2.0
@@ -148,3 +155,27 @@ async def test_a_model_that_is_terminated_while_a_replica_is_down_leaves_nothing
         assert any(name.endswith(".seg") and ".m-0." in name for name in cluster.files())
         await cluster.supervisor.terminate_model("m", 0.0)
         cluster.assert_nothing_is_left()
+
+
+async def test_a_probe_that_timed_out_because_the_worker_itself_was_stopped_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the pause between them the two times mean a watching process that hangs."""
+    report = ReplicaReport("m", "m-0", 7, "ready")
+
+    class Actor:
+        asked = 0
+
+        async def report(self) -> dict[str, Any]:
+            self.asked += 1
+            if self.asked == 1:
+                await asyncio.Event().wait()
+            return report.to_wire()
+
+    for paused_seconds, answered in ((0.0, False), (60.0, True)):
+        actor, times = Actor(), iter([100.0, 100.2 + paused_seconds])
+        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda times=times: next(times)))
+        replica = RemoteReplica(actor, "address", Watch(hang_seconds=0.2, probe_seconds=0.1))
+        if answered:
+            assert await replica.report() == report
+        else:
+            with pytest.raises(Unreachable):
+                await replica.report()

@@ -17,6 +17,7 @@ class Limits(BaseSettings):
     connections: int = Field(default=2048, ge=1, description="open connections before 429; a request needs one of its own")
     head_bytes: int = Field(default=64 * 1024, ge=1024, description="address and header fields of a request")
     head_fields: int = Field(default=128, ge=16, description="header fields of a request")
+    pipelined_requests: int = Field(default=128, ge=1, description="requests that wait on one connection while it answers another one")
     body_bytes: int = Field(default=10 * 1024 * 1024, ge=1, description="one request body")
     bodies_bytes: int = Field(default=512 * 1024 * 1024, ge=1, description="bodies of all open requests together before 429")
     json_depth: int = Field(default=64, ge=4, description="objects and lists inside each other in a body; the outermost counts")

@@ -97,6 +97,8 @@ def _lifespan(gateway: Gateway, book: KeyBook) -> Callable[[FastAPI], AbstractAs
 async def _http_error(request: Request, error: Exception) -> Response:
     """What the framework itself refuses."""
     refused = cast(HTTPException, error)
+    if isinstance(refused.__cause__, XinferenceError):
+        return _response(refused.__cause__)  # of reading the body, which the framework takes for a fault of its parser
     if refused.status_code == 404:
         return _response(NotFound(f"there is no {request.method} {request.url.path}"))
     if refused.status_code == 405:

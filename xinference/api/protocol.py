@@ -11,11 +11,15 @@ another protocol, as Java's HTTP client does for HTTP/2 unless told otherwise (u
 """
 
 import asyncio
+import fcntl
+import struct
+import termios
 from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from xinference.api.answer import TRANSPORT_EXTENSION
@@ -144,10 +148,15 @@ class ApiProtocol(HttpToolsProtocol):
             self.scope["method"] = self.parser.get_method().decode("ascii")
             return  # the same head comes again, see _begin_again
         super().on_headers_complete()
+        if len(self.pipeline) > self._limits.pipelined_requests:
+            self._refuse_pipelined()
 
     def on_body(self, body: bytes) -> None:
         self._unsorted_bytes = 0
         super().on_body(body)
+        if self.cycle is not self._running and len(self.cycle.body) > HIGH_WATER_LIMIT:
+            # uvicorn stops reading here, and would not notice that the client leaves the request that runs.
+            self._refuse_pipelined()
 
     def on_message_complete(self) -> None:
         self._in_message = False
@@ -163,7 +172,7 @@ class ApiProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._cut_when_stuck()
-        elif self._in_message and self._is_idle():
+        elif self._in_message and not self._in_head and self._is_idle():
             # Answered before its body had come. A client that goes on sending has no use for it.
             self._cut_after(self._timings.abort_seconds)
 
@@ -192,6 +201,10 @@ class ApiProtocol(HttpToolsProtocol):
     def _refuse(self, error: XinferenceError) -> None:
         self._refusal = error
         raise httptools.HttpParserCallbackError(str(error))
+
+    def _refuse_pipelined(self) -> None:
+        self._metrics.refused.labels("pipelined_requests").inc()
+        self._refuse(RateLimited(f"{self._limits.pipelined_requests} small requests may wait for an answer on one connection"))
 
     def _answer_refusal(self) -> None:
         """Say why no more is read; only where no other answer is under way, which this one would look like a part of."""
@@ -240,18 +253,21 @@ class ApiProtocol(HttpToolsProtocol):
 
     def _cut_after(self, seconds: float) -> None:
         if self._closing is None:
-            self._closing = self.loop.call_later(seconds, self._cut)
-
-    def _cut(self) -> None:
-        self._closing = None
-        if self._refusal is not None or self.transport.is_closing() or self._in_message:
-            self.transport.abort()
+            self._closing = self.loop.call_later(seconds, self.transport.abort)
 
     def _cut_when_stuck(self, left_bytes: int | None = None) -> None:
         """Cut a connection that is being closed when its client has read nothing of what is left for a while."""
-        unread = self.transport.get_write_buffer_size()
+        unread = self._unread_bytes()
         if left_bytes is not None and unread >= left_bytes:
             self._metrics.refused.labels("unread_seconds").inc()
             self.transport.abort()
         elif unread:
             self._closing = self.loop.call_later(self._timings.unread_seconds, self._cut_when_stuck, unread)
+
+    def _unread_bytes(self) -> int:
+        """What has been written and has not reached the client, in the kernel too: that holds megabytes, and takes more in big steps."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is None or connection.fileno() < 0:
+            return 0
+        (queued,) = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"    "))
+        return int(queued) + self.transport.get_write_buffer_size()

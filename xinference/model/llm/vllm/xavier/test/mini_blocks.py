@@ -37,6 +37,7 @@ class GatedMover(BytesMover):
     def __init__(self, memory: bytearray, block_bytes: int) -> None:
         super().__init__(memory, block_bytes)
         self.during: Callable[[], None] = lambda: None
+        self.faulty = False  # a copy failed, as whoever made it fail says
 
     def save(self, slab: BytesSlab, copies: Sequence[BlockCopy]) -> None:
         """The first half of the batch, half a block, a pause, all the rest."""

@@ -258,6 +258,7 @@ class MiniEngine(MiniBlocks):
         assert external > 0 or not asynchronous
         assert num_local + external <= max(len(request.tokens) - 1, num_local)
         assert external == 0 or num_local + external <= request.num_prompt
+        assert external == 0 or not request.prompt_logprobs, "a request that skips reading is offered nothing"
         assert external == 0 or not request.barred, "after one failed load nothing is offered again"
         computed = num_local + external
         stop = computed if asynchronous else min(len(request.tokens), computed + budget)

@@ -121,6 +121,9 @@ class WatchedState(TransferState):
     def end_load(self, job: LoadJob, started: float, ended: float) -> None:
         """No block that counts as loaded was written before the present epoch."""
         super().end_load(job, started, ended)
+        of_before_a_clear = job.epoch != self.epoch.current
+        if not job.asynchronous and job.failed_blocks and not self.mover.faulty and not of_before_a_clear:
+            raise WrongBytes(f"a load of {job.request_id} within a step failed although no copy did")
         memory = self.mover._memory
         for piece in () if job.cancelled else job.pieces:
             raw = bytes(memory[piece.block * BLOCK_BYTES : (piece.block + 1) * BLOCK_BYTES])
@@ -189,6 +192,11 @@ class Replica(MiniEngine):
             setattr(self, flag, False)
         return True
 
+    def step(self) -> None:
+        """One step."""
+        self.mover.faulty = False
+        super().step()
+
     def kill(self, segment: SegmentWriter | None = None) -> None:
         """SIGKILL."""
         self.dead = True
@@ -218,6 +226,7 @@ class Replica(MiniEngine):
         kind = "save" if self.saving else "load"
         if kind in self.failing:
             self.failing.discard(kind)
+            self.mover.faulty = True
             self.expected_errors += 1
             self._noted(self, f"{kind}_fails", self.states())
             raise OSError("the copy failed")

@@ -1,27 +1,20 @@
-"""Schedules: drawn from a seed, carried out in a world, made small when they fail."""
+"""Schedules: drawn from a seed, and what each of their events does to a world."""
 
-import gc
-import logging
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from xinference.model.llm.vllm.xavier.test.mini_blocks import WrongBytes
-from xinference.model.llm.vllm.xavier.test.truth_coverage import Coverage
 from xinference.model.llm.vllm.xavier.test.truth_replica import Killed, LastStores, Replica
 from xinference.model.llm.vllm.xavier.test.truth_world import Shape, Slot, World, prompt
 
-GC_EVERY = 40
 MAX_DEPTH = 3  # events within events
 
 # kind -> weight
 KINDS = {
-    "add": 24,
+    "add": 18,
+    "burst": 6,
+    "warm": 2,
     "step": 40,
     "copy": 20,
     "poll": 5,
@@ -34,12 +27,17 @@ KINDS = {
     "restart": 5,
     "no_room": 0.5,
     "unfinished": 0.5,
+    "damage": 1,
     "tell": 3,
     "freeze": 1,
     "thaw": 2,
     "save_fails": 1,
     "load_fails": 3,
 }
+# While a thread is stopped, clears and those who hear of them matter more.
+INNER_KINDS = KINDS | {"poll": 14, "clear": 5, "abort": 5, "forget": 2, "warm": 8}
+# At which stop of a thread others go on: most turns have few.
+STOPS = (0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10)
 # Events of one thread of one engine, which others may overtake.
 THREADS = frozenset({"step", "copy", "poll"})
 
@@ -83,20 +81,21 @@ def draw(seed: int) -> Schedule:
     rng = random.Random(seed)
     num_replicas = rng.choice((2, 2, 3))
     shapes = tuple(
-        Shape(rng.choice((9, 10, 12, 16)), rng.choice((2, 4, 6, 6, 12, 20)), rng.choice((8, 16, 32))) for _ in range(num_replicas)
+        Shape(rng.choice((9, 10, 12, 16)), rng.choice((2, 4, 6, 8, 12, 20)), rng.choice((8, 16, 32))) for _ in range(num_replicas)
     )
     focus = rng.random() < 0.5  # half of the schedules crowd one engine
-    events = tuple(_draw_events(rng, num_replicas, rng.randrange(14, 30), 0, focus))
-    return Schedule(seed, shapes, events)
+    warm = [Event("warm", rng.randrange(num_replicas), rng.getrandbits(24)) for _ in range(rng.randrange(4))]
+    return Schedule(seed, shapes, (*warm, *_draw_events(rng, num_replicas, rng.randrange(12, 28), 0, focus)))
 
 
 def _draw_events(rng: random.Random, num_replicas: int, count: int, depth: int, focus: bool) -> Iterator[Event]:
-    for kind in rng.choices(list(KINDS), list(KINDS.values()), k=count):
+    kinds = INNER_KINDS if depth else KINDS
+    for kind in rng.choices(list(kinds), list(kinds.values()), k=count):
         who = 0 if focus and rng.random() < 0.5 else rng.randrange(num_replicas)
         pauses: tuple[Pause, ...] = ()
-        if kind in THREADS and depth < MAX_DEPTH and rng.random() < 0.4:
+        if kind in THREADS and depth < MAX_DEPTH and rng.random() < 0.5:
             inner = tuple(_draw_events(rng, num_replicas, rng.randrange(1, 5), depth + 1, focus))
-            pauses = (Pause(rng.randrange(10), inner),)
+            pauses = (Pause(rng.choice(STOPS), inner),)
         yield Event(kind, who, rng.getrandbits(24), pauses)
 
 
@@ -179,6 +178,16 @@ class Run:
         if self._turn(slot, event, lambda _: self._world.add(slot, tokens, max_tokens, **kinds), "step"):
             self._world.coverage.note("add", states)
 
+    def _burst(self, slot: Slot, event: Event) -> None:
+        """Requests with one prompt, at once."""
+        for _ in range(2 + event.what % 2):
+            self._add(slot, event)
+
+    def _warm(self, slot: Slot, event: Event) -> None:
+        """A request from arrival to end; the engine forgets it, its tier does not."""
+        if slot.replica is not None:
+            self._turn(slot, event, lambda _: self._world.warm(slot, prompt(event.what)), "step")
+
     def _abort(self, slot: Slot, event: Event) -> None:
         replica = slot.replica
         wanted = [] if replica is None else [request for request in replica.requests.values() if request.status != "ended"]
@@ -211,6 +220,8 @@ class Run:
         if slot.replica is not None:
             self._world.note("crash", slot)
             self._world.kill(slot)
+            if event.what % 3 == 0:
+                self._damage(slot, event)
 
     def _crash_at_a_store(self, slot: Slot, event: Event) -> None:
         """Its next stores, or those of a start that is due, are the last."""
@@ -260,6 +271,11 @@ class Run:
         if slot.replica is None:
             self._world.leave_unfinished(slot)
 
+    def _damage(self, slot: Slot, event: Event) -> None:
+        """A record of a file without an owner is torn."""
+        if slot.replica is None:
+            self._world.tear(slot, event.what)
+
     # ---- faults
 
     def _freeze(self, slot: Slot, event: Event) -> None:
@@ -278,115 +294,3 @@ class Run:
     def _load_fails(self, slot: Slot, event: Event) -> None:
         if slot.replica is not None:
             slot.replica.failing.add("load")
-
-
-def run(schedule: Schedule, coverage: Coverage, directory: Path) -> None:
-    """Carry a schedule out in an empty directory, and leave it empty. Whatever is not as it must be is raised."""
-    world = World(directory, schedule.shapes, coverage)
-    try:
-        with world.processes():
-            try:
-                Run(world)(schedule.events)
-                world.settle()
-            finally:
-                world.close()
-    finally:
-        for path in directory.iterdir():
-            path.unlink()
-
-
-class Failure(Exception):
-    """A schedule found something.
-
-    Args:
-        schedule: as it was drawn.
-        smallest: with everything left out that does not matter.
-        error: what the smallest one ends with.
-    """
-
-    def __init__(self, schedule: Schedule, smallest: Schedule, error: BaseException) -> None:
-        super().__init__(
-            f"{type(error).__name__}: {error}\n{smallest}\n"
-            f"again: python -m xinference.model.llm.vllm.xavier.test.churn --seed {schedule.seed}"
-        )
-        self.schedule, self.smallest, self.error = schedule, smallest, error
-
-
-def failure_of(schedule: Schedule, directory: Path) -> BaseException | None:
-    """What is wrong with a schedule, if anything."""
-    try:
-        run(schedule, Coverage(), directory)
-    except (Exception, WrongBytes, Killed) as error:
-        return error
-    return None
-
-
-def shrink(schedule: Schedule, directory: Path) -> Failure:
-    """Leave out what can be left out while it still fails."""
-    error = failure_of(schedule, directory)
-    if error is None:
-        raise ValueError(f"seed {schedule.seed} does not fail")
-    changed = True
-    smallest = schedule
-    while changed:
-        changed = False
-        for events in smaller(smallest.events):
-            candidate = replace(smallest, events=events)
-            found = failure_of(candidate, directory)
-            if found is not None and type(found) is type(error):
-                smallest, error, changed = candidate, found, True
-                break
-    return Failure(schedule, smallest, error)
-
-
-def smaller(events: tuple[Event, ...]) -> Iterator[tuple[Event, ...]]:
-    """The same events without some of them: large parts first, then one at a time, then what happens within one."""
-    size = len(events) // 2
-    while size:
-        for start in range(0, len(events), size):
-            yield events[:start] + events[start + size :]
-        size //= 2
-    for index, event in enumerate(events):
-        for number, pause in enumerate(event.pauses):
-            yield (*events[:index], *pause.events, *events[index + 1 :])
-            rest = event.pauses[:number], event.pauses[number + 1 :]
-            for inner in (*smaller(pause.events), ()):
-                pauses = (*rest[0], Pause(pause.at, inner), *rest[1]) if inner else rest[0] + rest[1]
-                yield (*events[:index], replace(event, pauses=pauses), *events[index + 1 :])
-
-
-@contextmanager
-def quiet() -> Iterator[Path]:
-    """An empty directory in memory; injected failures are not logged."""
-    logger = logging.getLogger("xinference")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    directory = Path(tempfile.mkdtemp(prefix="xavier-truth-", dir="/dev/shm"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        logger.setLevel(level)
-
-
-def run_many(count: int, first_seed: int, coverage: Coverage, progress: Callable[[int, int], None] = lambda counted, seed: None) -> int:
-    """Run schedules from this seed on until so many of them reached something; the number of those that did not.
-
-    Raises:
-        Failure: with the smallest schedule that fails alike.
-    """
-    counted, seed = 0, first_seed
-    with quiet() as directory:
-        while counted < count:
-            schedule = draw(seed)
-            coverage.reached = False
-            try:
-                run(schedule, coverage, directory)
-            except (Exception, WrongBytes, Killed):
-                raise shrink(schedule, directory) from None
-            counted += coverage.reached
-            seed += 1
-            if seed % GC_EVERY == 0:
-                gc.collect()
-                progress(counted, seed)
-    return seed - first_seed - counted

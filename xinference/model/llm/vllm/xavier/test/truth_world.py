@@ -11,7 +11,9 @@ from xinference.model.llm.vllm.xavier.directory import files as files_module
 from xinference.model.llm.vllm.xavier.directory import reader as reader_module
 from xinference.model.llm.vllm.xavier.directory import segment as segment_module
 from xinference.model.llm.vllm.xavier.directory.control import ControlPageWriter, ControlState, PeerEntry
+from xinference.model.llm.vllm.xavier.directory.layout import LINE_WORDS, RECORD_BYTES, WORD_BYTES
 from xinference.model.llm.vllm.xavier.directory.names import control_path, segment_path, unfinished_path
+from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
 from xinference.model.llm.vllm.xavier.errors import SharedMemoryFull
 from xinference.model.llm.vllm.xavier.test.mini_blocks import BLOCK, Request
@@ -193,6 +195,14 @@ class World:
         Path(path).write_bytes(bytes(4096))
         os.chmod(path, 0o600)
 
+    def tear(self, slot: Slot, number: int) -> None:
+        """One word of one record in the slot's file is lost, as if its owner had died while it wrote it."""
+        if os.path.exists(self.path(slot)):
+            geometry = SegmentReader.open(self.path(slot), expected_incarnation=None).geometry
+            with open(self.path(slot), "r+b") as file:
+                file.seek(geometry.records_offset + number % geometry.num_places * RECORD_BYTES + number // 64 % LINE_WORDS * WORD_BYTES)
+                file.write(bytes(WORD_BYTES))
+
     def path(self, slot: Slot) -> str:
         """The slot's segment."""
         return segment_path(str(self.directory), "w", slot.uid, NAMESPACE)
@@ -230,6 +240,20 @@ class World:
         self._num_requests += 1
         replica.add(f"{slot.uid}{self._num_requests}", tokens, max_tokens, **kinds)
         return True
+
+    def warm(self, slot: Slot, tokens: list[int]) -> None:
+        """A request from arrival to end, in an engine without any; the engine forgets it, its tier does not."""
+        replica = slot.replica
+        if replica is None or replica.requests:
+            return
+        self.add(slot, tokens, 1)
+        for _ in range(DRAIN_ROUNDS):
+            replica.step()
+            replica.act(replica.copy, "copier")
+            if not replica.requests or replica.frozen or replica.copier_works:
+                break
+        if replica.idle():
+            replica.reset()
 
     # ---- what is looked at
 

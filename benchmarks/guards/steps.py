@@ -1,0 +1,437 @@
+"""Guards of the connector: every step of the engine, both halves, what stands around hooks, accounting."""
+
+from benchmarks.guards.guard import Guard, In
+
+LIFE = "pure/test_connector_life.py"
+CLEAR = "pure/test_connector_clear.py"
+SHARING = "pure/test_connector_sharing.py"
+LEADERS = "pure/test_connector_leaders.py"
+SYNCHRONOUS = "cpu/test_schedule_failed_loads.py"
+ENGINE = "cpu/test_connector_vllm_scheduler.py"
+loads = In("connector/loads.py", LIFE, SHARING, LEADERS)
+scheduler = In("connector/scheduler.py", LIFE, SHARING, CLEAR)
+worker = In("connector/worker.py", LIFE)
+guard = In("connector/guard.py", LIFE, "pure/test_connector_hook_time.py")
+accounting = In("connector/accounting.py", LIFE, SHARING)
+
+GUARDS: tuple[Guard, ...] = (
+    scheduler(
+        "preempt_asked",
+        "        if state.phase is Phase.RUNNING:\n            self._preempt(state, now)\n        elif",
+        "        if False:\n            pass\n        elif",
+        "a running request that is asked about was preempted",
+    ),
+    scheduler(
+        "load_failed_whole",
+        "            self._settle_load(state, now)  # asked again, so nothing of it was usable\n",
+        "            pass\n",
+        "a load of which nothing was good is settled",
+    ),
+    scheduler(
+        "corrupted",
+        "        if self._shared.corrupted:\n            state.offer = None\n            return 0, False\n",
+        "",
+        "corrupt books serve nothing",
+    ),
+    scheduler(
+        "corrupted_saves", "if candidates and not shared.corrupted else None", "if candidates else None", "corrupt books save nothing"
+    ),
+    scheduler(
+        "fresh_known",
+        "        self._fresh_blocks.extend(block_ids[num_known:])\n",
+        "        self._fresh_blocks.extend(block_ids)\n",
+        "a block shared with a request that runs keeps its owner",
+    ),
+    scheduler(
+        "fresh",
+        "        self._fresh_blocks.extend(block_ids[num_known:])\n",
+        "",
+        "a block handed to somebody else while it is saved is not published",
+    ),
+    scheduler(
+        "fresh_more",
+        "            self._fresh_blocks.extend(more)\n",
+        "",
+        "a block handed to somebody else while it is saved is not published",
+    ),
+    scheduler(
+        "hand_out",
+        "            shared.blocks.hand_out(self._fresh_blocks, shared.epoch.current)\n            self._fresh_blocks.clear()\n            saves",
+        "            self._fresh_blocks.clear()\n            saves",
+        "a block handed to somebody else while it is saved is not published",
+    ),
+    scheduler(
+        "hand_out_once", "            self._fresh_blocks.clear()\n            saves", "            saves", "a block has a new owner once"
+    ),
+    scheduler(
+        "rescue_generations",
+        "            self._shared.blocks.hand_out(range(len(self._shared.blocks)), self._shared.epoch.current)\n",
+        "",
+        "after a step that could not be looked at no save under way counts",
+    ),
+    scheduler(
+        "rescue_promise",
+        "        with self._shared.lock:\n            self._shared.epoch.promised = False\n",
+        "        with self._shared.lock:\n",
+        "a promise ends with its schedule",
+    ),
+    scheduler(
+        "promise_ends",
+        "            shared.epoch.promised = False\n            shared.epoch.apply()\n",
+        "            shared.epoch.apply()\n",
+        "a promise ends with its schedule",
+        CLEAR,
+    ),
+    scheduler(
+        "apply",
+        "            shared.epoch.promised = False\n            shared.epoch.apply()\n",
+        "            shared.epoch.promised = False\n",
+        "a busy engine clears at its next step",
+        CLEAR,
+    ),
+    scheduler(
+        "failed_state",
+        "if state is None or not num_external_tokens or state.load is not None:",
+        "if state is None or state.load is not None:",
+        "an allocation without external tokens has no load to fail",
+        LIFE,
+        ENGINE,
+    ),
+    scheduler("failed_twice", " or state.load is not None:", ":", "a load that was opened is not opened again", LIFE, ENGINE),
+    scheduler(
+        "account_fixed",
+        "        if not state.completed:\n            state.local_tokens",
+        "        if True:\n            state.local_tokens",
+        "the account is fixed when the prefill first completes",
+    ),
+    scheduler("pre_clear", " if blocks.epoch(block) < epoch)", ")", "only local blocks of before a clear count as such", CLEAR),
+    scheduler(
+        "pre_clear_reset",
+        "        if self._local_epoch == self._shared.epoch.current:\n            return 0\n",
+        "",
+        "a walk over blocks is made only while a clear is pending",
+        CLEAR,
+    ),
+    scheduler(
+        "examined_anew", "        state.examined = 0\n", "", "a prefix that was cleared while its request was preempted is saved again"
+    ),
+    scheduler("preempt_running", " and state.phase is Phase.RUNNING:\n", ":\n", "a preemption is taken note of once"),
+    scheduler(
+        "tainted",
+        "if full > state.examined and not state.tainted:",
+        "if full > state.examined:",
+        "what was computed on a load that failed is not kept",
+    ),
+    scheduler(
+        "taint_set", "        state.tainted = state.phase is Phase.RUNNING\n", "", "what was computed on a load that failed is not kept"
+    ),
+    scheduler(
+        "rolled_back",
+        "        state.computed_tokens = good_stop * self._engine.tokens_per_block\n",
+        "",
+        "tokens behind a failed block are computed again, and so counted",
+    ),
+    scheduler(
+        "completing_undone",
+        "            state.completing_step = 0\n            self._completing.remove(state)\n",
+        "            pass\n",
+        "a prefill whose load failed has not completed",
+    ),
+    scheduler(
+        "table_again",
+        "new_blocks[len(state.block_ids) :] if state.admitted else new_blocks",
+        "new_blocks",
+        "a whole table is not taken for an addition",
+        "cpu/test_connector_vllm_scheduler.py",
+        LIFE,
+    ),
+    scheduler(
+        "hash_known",
+        "known = min(full, len(state.chain), len(state.block_ids))",
+        "known = min(full, len(state.block_ids))",
+        "a block without its hash is not saved",
+        LIFE,
+        SHARING,
+        ENGINE,
+    ),
+    scheduler("recomputed", "        if state.high_water_tokens > before:\n", "        if False:\n", "tokens computed again are counted"),
+    scheduler(
+        "recomputed_max",
+        "min(after, state.high_water_tokens) - before",
+        "after - before",
+        "only what had been computed counts as computed again",
+    ),
+    scheduler(
+        "complete_once",
+        "if not state.completed and not state.completing_step and after",
+        "if not state.completing_step and after",
+        "a request is counted once",
+    ),
+    scheduler(
+        "complete_listed",
+        "not state.completed and not state.completing_step and after >=",
+        "not state.completed and after >=",
+        "a request is counted once",
+    ),
+    scheduler("complete_prefill", " and after >= state.num_prompt_tokens:", ":", "an account is fixed when the prefill is complete"),
+    scheduler("complete_upto", " and self._completing[0].completing_step <= upto_step:", ":", "an account is fixed after its step has run"),
+    scheduler(
+        "steps_in_flight",
+        "self._complete(self._step - self._steps_in_flight + 1, now)",
+        "self._complete(self._step, now)",
+        "with two steps under way the outcome is that of the older",
+    ),
+    scheduler(
+        "loading_only",
+        "            if state is not None and state.phase is Phase.LOADING:\n                self._settle",
+        "            if state is not None:\n                self._settle",
+        "a report of before a preemption settles nothing",
+    ),
+    scheduler(
+        "short_steps",
+        "        if self._built_tokens >= 2 * self._engine.tokens_per_block:\n",
+        "        if True:\n",
+        "steps that decode say nothing of prefill",
+    ),
+    scheduler(
+        "unknown_end",
+        "            if request is None:\n                return\n",
+        "            if request is None:\n                raise KeyError(request_id)\n",
+        "a request that was never heard of may end",
+    ),
+    scheduler(
+        "output_negative",
+        "max(0, request.num_tokens - state.num_prompt_tokens)",
+        "(request.num_tokens - state.num_prompt_tokens)",
+        "no output is never less than none",
+    ),
+    scheduler(
+        "end_settles",
+        "        self._settle_load(state, now)  # a synchronous one of the step that is just ending\n",
+        "",
+        "a load of a request that ends is counted",
+    ),
+    scheduler(
+        "aborted_early",
+        'if status != "aborted" or output_tokens:',
+        "if True:",
+        "a request aborted before its first token has no account fixed",
+    ),
+    scheduler(
+        "end_completing",
+        "                self._completing.remove(state)\n                if status",
+        "                if status",
+        "a request that ended is not completed again",
+    ),
+    scheduler("abandon", "            self._loads.abandon(state)\n", "", "a load whose request ended is cut short"),
+    scheduler(
+        "forgotten",
+        "state = self._requests.pop(request_id, None)",
+        "state = self._requests.get(request_id)",
+        "a request that ended is forgotten",
+    ),
+    scheduler(
+        "wake_forgotten",
+        "        self.wake_at.pop(request_id, None)\n        output_tokens",
+        "        output_tokens",
+        "a request that ended is forgotten",
+    ),
+    scheduler(
+        "preempt_settles",
+        '        """Its blocks are gone; it will be asked about again like a new one."""\n        self._settle_load(state, now)\n',
+        '        """Its blocks are gone; it will be asked about again like a new one."""\n',
+        "a load of a preempted request is counted",
+    ),
+    scheduler(
+        "preempt_completes",
+        "        if state.completing_step:\n            self._completing.remove(state)\n            with",
+        "        if False:\n            self._completing.remove(state)\n            with",
+        "a request preempted at its first token is accounted as it was admitted",
+    ),
+    scheduler(
+        "high_water",
+        "            state.high_water_tokens = max(state.high_water_tokens, state.computed_tokens)\n",
+        "            pass\n",
+        "tokens computed again are counted",
+    ),
+    scheduler(
+        "preempt_blocks",
+        "        state.block_ids = []\n        state.computed_tokens = 0\n",
+        "        state.computed_tokens = 0\n",
+        "blocks that were given back are not saved",
+    ),
+    scheduler(
+        "reset_idle",
+        " and cache.idle() and cache.reset():",
+        " and cache.reset():",
+        "the engine's own cache is reset when no block is in use",
+        CLEAR,
+    ),
+    scheduler(
+        "reset_refused",
+        " and cache.idle() and cache.reset():",
+        " and cache.idle() and (cache.reset() or True):",
+        "a reset that was refused is tried again",
+        CLEAR,
+    ),
+    scheduler(
+        "reset_once", "if self._local_epoch != epoch and cache", "if cache", "the engine's own cache is reset after a clear only", CLEAR
+    ),
+    scheduler(
+        "unwritten",
+        "        if self._loads.builds_on_unwritten(state):\n",
+        "        if False:\n",
+        "nobody builds on blocks that a load of this schedule is to fill",
+        SYNCHRONOUS,
+    ),
+    scheduler(
+        "unwritten_offer",
+        "        if self._loads.builds_on_unwritten(state):\n            state.offer = None\n",
+        "        if self._loads.builds_on_unwritten(state):\n",
+        "an answer of before is not committed",
+        SYNCHRONOUS,
+    ),
+    scheduler(
+        "failures_undone",
+        "failures_undone=steps_in_flight == 1",
+        "failures_undone=True",
+        "no step is computed on a load that failed in the step before it",
+        SYNCHRONOUS,
+    ),
+    scheduler(
+        "forget",
+        "            self.local_cache.forget({*job.failed_blocks, *state.block_ids[good_stop:]})\n",
+        "            pass\n",
+        "blocks of a failed load are found by nobody",
+        SYNCHRONOUS,
+    ),
+    scheduler(
+        "forget_behind",
+        "{*job.failed_blocks, *state.block_ids[good_stop:]}",
+        "job.failed_blocks",
+        "blocks computed on a failed load are found by nobody",
+        SYNCHRONOUS,
+    ),
+    loads("unwritten_end", "        self._unwritten.clear()\n", "", "blocks that were filled are built on", SYNCHRONOUS),
+    loads(
+        "unwritten_key", "index < stop and state.chain[index] == key", "index < stop", "only who shares blocks waits for them", SYNCHRONOUS
+    ),
+    worker(
+        "abandoned_cancelled",
+        "            job.cancelled = True  #",
+        "            pass  #",
+        "a load that was given up is not taken up after all",
+    ),
+    worker(
+        "invalid_sync",
+        "                    self._invalid |= job.failed_blocks\n                    self._tainted",
+        "                    self._tainted",
+        "blocks of a failed load are reported",
+    ),
+    worker(
+        "taint", "                    self._tainted.append(job.request_id)\n", "", "what was computed on a load that failed is not kept"
+    ),
+    worker("taint_bounded", "deque(maxlen=TAINTED_MAX)", "deque()", "requests that are remembered are bounded"),
+    worker(
+        "fail_undone",
+        "            if not job.done:\n                job.failed",
+        "            if True:\n                job.failed",
+        "a load that ended well is not failed afterwards",
+    ),
+    worker(
+        "fail_ends",
+        "                job.failed_blocks.update(piece.block for piece in job.pieces)\n                self._engine.state.end_load(job, now, now)\n            self._invalid",
+        "                job.failed_blocks.update(piece.block for piece in job.pieces)\n            self._invalid",
+        "a load that was not started lets its places go",
+    ),
+    worker("fail_reported", "        self._failed.extend(meta.async_loads)\n", "", "a load that was not started is reported once"),
+    worker("saves_once", "if meta is EMPTY or meta is self._submitted:", "if meta is EMPTY:", "a step's saves are made once"),
+    worker(
+        "tainted_saves",
+        "self._without_tainted(meta.saves) if self._tainted else meta.saves",
+        "meta.saves",
+        "what was computed on a load that failed is not kept",
+    ),
+    worker(
+        "tainted_given_back",
+        "                shared.tier.give_back(piece.place)\n",
+        "                pass\n",
+        "places of saves that are not made are free",
+    ),
+    worker("tainted_open", "            shared.open_save(job.epoch, -len(bad))\n", "", "a clear is confirmed although saves were not made"),
+    worker("tainted_counted", '            shared.count("drops_tainted", len(bad))\n', "", "a drop is counted by its reason"),
+    worker(
+        "reported_once",
+        "            if self._outstanding.pop(job.request_id, None) is not None:\n",
+        "            if True:\n",
+        "a load is reported once",
+    ),
+    worker(
+        "invalid_async",
+        "                finished.add(job.request_id)\n                self._invalid |= job.failed_blocks\n",
+        "                finished.add(job.request_id)\n",
+        "blocks of a failed load are reported with it",
+    ),
+    worker("invalid_once", "invalid, self._invalid = self._invalid, set()", "invalid = self._invalid", "invalid blocks are reported once"),
+    worker(
+        "dead_copier", "        if not self._engine.copier.alive:\n", "        if False:\n", "a copier that died leaves no request waiting"
+    ),
+    worker(
+        "abandoned_failed",
+        "            job.failed_blocks.update(piece.block for piece in job.pieces)\n            self._engine.state.end_load(job, now, now)\n        return lost",
+        "            self._engine.state.end_load(job, now, now)\n        return lost",
+        "blocks that a dead copier owes are recomputed",
+    ),
+    guard(
+        "catches",
+        '            self._state.report(f"hook {hook}", error)\n            return on_error()\n',
+        "            raise\n",
+        "an error in the cache never ends the engine",
+    ),
+    guard("reports", '            self._state.report(f"hook {hook}", error)\n', "", "an error in a hook is counted"),
+    guard(
+        "closed",
+        "        if self._state.closed:\n            return on_error()\n",
+        "",
+        "after a shutdown hooks answer without the cache",
+        ENGINE,
+        LIFE,
+    ),
+    guard("flush", "        if self._calls < FLUSH_CALLS:\n            return\n", "", "the lock is not taken for each hook"),
+    guard("flushed_once", "        self._calls = self._nanoseconds = self._copy_nanoseconds = 0\n", "", "a hook's time is counted once"),
+    guard(
+        "copies_apart",
+        "time.perf_counter_ns() - started - copied",
+        "time.perf_counter_ns() - started",
+        "copies are no overhead of hooks",
+        "pure/test_connector_hook_time.py",
+    ),
+    accounting(
+        "computed",
+        "tokens[_COMPUTED] = state.num_prompt_tokens - sum(tokens)",
+        "tokens[_COMPUTED] = state.num_prompt_tokens",
+        "tokens by source sum to the prompt's length",
+    ),
+    accounting("completed", "        state.completed = True\n", "", "the account is fixed when the prefill first completes"),
+    accounting("completing_ends", "        state.completing_step = 0\n", "", "a request is counted once"),
+    accounting("requests", '        shared.count("requests", 1)\n', "", "requests are counted"),
+    accounting(
+        "pre_clear",
+        "        if state.pre_clear_tokens:\n            shared",
+        "        if False:\n            shared",
+        "local tokens of before a clear are counted",
+        CLEAR,
+    ),
+    accounting(
+        "recomputed",
+        "        if state.recomputed_tokens:\n            self",
+        "        if False:\n            self",
+        "tokens computed again are counted",
+    ),
+    accounting(
+        "one_record",
+        "ring.write(entry) if state.slot is None else ring.update(state.slot, entry)",
+        "ring.write(entry)",
+        "a request has one record",
+    ),
+)

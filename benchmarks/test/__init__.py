@@ -1,0 +1,1 @@
+"""Tests of the list of guards and of the runner over it."""

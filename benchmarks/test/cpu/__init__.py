@@ -1,0 +1,1 @@
+"""Tests of the runner over the list of guards: each starts pytest."""

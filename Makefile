@@ -6,7 +6,7 @@ VENV := $(if $(filter 0.32.0,$(VLLM)),.venv,.venv-$(VLLM))
 BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-quick test-live check docs clean
+.PHONY: install demo test test-quick test-live test-gpu check docs clean
 
 install:
 	@$(PYTHON) scripts/environment.py --vllm $(VLLM) --into $(VENV)
@@ -26,6 +26,11 @@ test-quick: install
 # Real vLLM on the CPU; `make test-live VLLM=0.27.1` runs the same suite on another version.
 test-live: install
 	@$(BIN)/python -m pytest -m live $(ARGS)
+
+# On a machine with a CUDA device, with the environment that vLLM runs in there: GPU_PYTHON names its interpreter.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu:
+	@$(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
 check: install
 	@$(BIN)/ruff check .

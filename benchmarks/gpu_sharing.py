@@ -1,0 +1,292 @@
+"""Two vLLM engines on one GPU share blocks through their CPU tiers, against one without any cache: `python -m benchmarks.gpu_sharing`.
+
+Correctness, not speed: a few thousand mixed requests with aborts, small KV pools (preemptions, evictions) and small tiers, asynchronous
+scheduling and CUDA graphs on. Every token is compared with the engine that has neither prefix caching nor a connector.
+
+With `--invariant` all three engines run vLLM's batch-invariant kernels, so any difference at all is an error. Without it, kernels round
+differently for other batch shapes: the engine without a cache is asked twice, in another order, and how often it contradicts itself is the
+measure for the others.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import keep
+from xinference.model.llm.random_model import make_random_model
+from xinference.model.llm.vllm.xavier.config import XavierConfig
+from xinference.model.llm.vllm.xavier.directory.control import ControlPageWriter, ControlState, PeerEntry
+from xinference.model.llm.vllm.xavier.directory.names import control_path
+from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
+from xinference.model.llm.vllm.xavier.directory.requests import SOURCES
+
+BLOCK = 16
+NUM_LAYERS = 16
+SMALL_POOL_BLOCKS = 700
+LARGE_POOL_BLOCKS = 40_000
+KV_CACHE_BYTES = 4 << 30
+TIER_BYTES = 48 << 20
+MAX_TOKENS = 48
+CONCURRENT = 48
+RECORDS = 4096
+START_SECONDS = 400.0
+
+
+@dataclass(frozen=True)
+class Modes:
+    """How the engines run: with batch-invariant kernels; without CUDA graphs and asynchronous scheduling."""
+
+    invariant: bool
+    eager: bool
+
+
+class Engine:
+    """A running engine process."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self._process = process
+        self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, name: str, model: Path, wire: dict[str, Any] | None, modes: Modes, log: Path) -> "Engine":
+        """Start the process. ``ready`` comes later."""
+        num_blocks = SMALL_POOL_BLOCKS if wire else LARGE_POOL_BLOCKS
+        start = {
+            "eager": modes.eager,
+            "model": str(model),
+            "wire": wire,
+            "num_blocks": num_blocks,
+            "block_size": BLOCK,
+            "kv_cache_memory_bytes": KV_CACHE_BYTES,
+        }
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "VLLM_BATCH_INVARIANT": str(int(modes.invariant))}
+        with open(log / f"{name}.log", "wb") as errors:  # noqa: ASYNC230  (the child writes to it)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "benchmarks.gpu_engine", json.dumps(start), env=environment,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, limit=1 << 24,
+            )  # fmt: skip
+        return cls(name, process)
+
+    def _expect(self, key: str) -> asyncio.Future[dict[str, Any]]:
+        return self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
+
+    async def ready(self) -> None:
+        """Until it can be asked."""
+        await asyncio.wait_for(self._expect("ready"), START_SECONDS)
+
+    async def ask(self, call: dict[str, Any]) -> dict[str, Any]:
+        """One request."""
+        future = self._expect(call["id"])
+        self._write(call)
+        return await future
+
+    async def stats(self) -> dict[str, float]:
+        """vLLM's own counters."""
+        future = self._expect("stats")
+        self._write({"op": "stats"})
+        found: dict[str, float] = (await asyncio.wait_for(future, 30))["stats"]
+        return found
+
+    async def close(self) -> None:
+        """End it in the ordinary way, or by force."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), 30)
+        except TimeoutError:
+            self._process.kill()
+        self._reader.cancel()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            if line.startswith(b"@"):
+                told = json.loads(line[1:])
+                key = told.get("id") or next(iter(told))
+                self._expect(key).set_result(told)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(RuntimeError(f"engine {self.name} ended"))
+
+
+@dataclass
+class Outcome:
+    """How a set of answers compares with the reference."""
+
+    requests: int = 0
+    aborted: int = 0
+    tokens: int = 0
+    wrong_requests: int = 0
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, call: dict[str, Any], told: dict[str, Any], reference: list[int]) -> None:
+        """Compare one answer."""
+        self.requests += 1
+        self.aborted += told["aborted"]
+        tokens = told["tokens"]
+        self.tokens += len(tokens)
+        if tokens != reference[: len(tokens)] or (not told["aborted"] and len(tokens) != call["max_tokens"]):
+            self.wrong_requests += 1
+            first = next((n for n, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), len(tokens))
+            self.examples.append({"id": call["id"], "prompt_tokens": len(call["prompt"]), "first_difference": first})
+
+
+def prompts(seed: int, count: int) -> list[tuple[list[int], str]]:
+    """Prompts of few families, cut anywhere and continued: they share prefixes, and fork. Some are exact multiples of a block."""
+    draw = random.Random(seed)
+    stems = [[draw.randrange(5, 480) for _ in range(1600)] for _ in range(24)]
+    made = []
+    for _ in range(count):
+        length = draw.choice(
+            (draw.randrange(1, 1600), draw.randrange(1, 400), BLOCK * draw.randrange(1, 60), BLOCK * draw.randrange(1, 30) + 1)
+        )
+        tail = [draw.randrange(5, 480) for _ in range(draw.choice((0, 0, 1, BLOCK, draw.randrange(1, 100))))]
+        made.append((draw.choice(stems)[:length] + tail, draw.choice(("", "", "", "salt"))))
+    return made
+
+
+def calls(seed: int, name: str, pool: list[tuple[list[int], str]], count: int) -> list[tuple[int, dict[str, Any]]]:
+    """Requests over the pool, some of which are aborted at some stage."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        index = draw.randrange(len(pool))
+        prompt, salt = pool[index]
+        abort = draw.random() < 0.12
+        call = {
+            "id": f"{name}-{number}", "prompt": prompt, "salt": salt, "max_tokens": draw.randrange(1, MAX_TOKENS + 1),
+            "request": f"{draw.getrandbits(128):032x}", "abort_after": draw.choice((0, 0, 1, 2, 8)) if abort else None,
+            "abort_delay": draw.choice((0.0, 0.002, 0.01, 0.05, 0.2)),
+        }  # fmt: skip
+        made.append((index, call))
+    return made
+
+
+async def load(
+    engine: Engine, wanted: list[tuple[int, dict[str, Any]]], reference: dict[int, list[int]] | None
+) -> tuple[Outcome, dict[int, list[int]]]:
+    """Ask all, CONCURRENT at a time. Without a reference the answers become one."""
+    outcome, answers, gate = Outcome(), dict[int, list[int]](), asyncio.Semaphore(CONCURRENT)
+
+    async def one(index: int, call: dict[str, Any]) -> None:
+        async with gate:
+            told = await engine.ask(call)
+        if reference is not None:
+            outcome.note(call, told, reference[index])
+        else:
+            answers[index] = told["tokens"]
+
+    await asyncio.gather(*(one(index, call) for index, call in wanted))
+    return outcome, answers
+
+
+def all_of(name: str, pool: list[tuple[list[int], str]], order: list[int]) -> list[tuple[int, dict[str, Any]]]:
+    """Each prompt once, to its longest answer."""
+    return [
+        (i, {"id": f"{name}-{i}", "prompt": pool[i][0], "salt": pool[i][1], "max_tokens": MAX_TOKENS, "request": "", "abort_after": None})
+        for i in order
+    ]
+
+
+def books(config: XavierConfig) -> dict[str, Any]:
+    """A replica's counters, and whether each of its records adds up."""
+    (path,) = Path(config.shm_dir).glob(f"xinference.w.{config.replica_uid}.*.seg")
+    reader = SegmentReader.open(str(path), expected_incarnation=config.incarnation)
+    counters = {name: value for name, value in reader.counters().items() if value and "seconds_le" not in name}
+    records, _ = reader.requests_since(0)
+    finished = [entry for entry in records if entry.state == "finished"]
+    return {
+        "counters": counters,
+        "records": len(records),
+        "records_that_do_not_add_up": sum(sum(entry.sources) != entry.prompt_tokens for entry in finished),
+        "sources": dict(zip(SOURCES, (sum(column) for column in zip(*(entry.sources for entry in finished), strict=True)), strict=False)),
+        "header": {name: reader.header()[name] for name in ("used_places", "num_places", "leased_places") if name in reader.header()},
+    }
+
+
+async def run(count: int, unique: int, seed: int, modes: Modes, logs: Path) -> dict[str, Any]:
+    """Start three engines, compare, close."""
+    with tempfile.TemporaryDirectory(prefix="xavier-gpu-", dir="/dev/shm") as shm, tempfile.TemporaryDirectory() as home:
+        model = make_random_model(Path(home) / "model", num_layers=NUM_LAYERS)
+        configs = [
+            XavierConfig("w", uid, number, shm, TIER_BYTES, "random", request_ring_records=RECORDS)
+            for number, uid in enumerate(("a", "b"), 1)
+        ]
+        peers = tuple(PeerEntry("w", config.replica_uid, config.incarnation) for config in configs)
+        for config in configs:
+            ControlPageWriter.create(control_path(shm, "w", config.replica_uid), ControlState(epoch=1, peers=peers))
+        wires = [None, *(config.to_wire() for config in configs)]
+        began = time.monotonic()
+        engines = [await Engine.start(name, model, wire, modes, logs) for name, wire in zip(("plain", "a", "b"), wires, strict=True)]
+        try:
+            await asyncio.gather(*(engine.ready() for engine in engines))
+            started = time.monotonic() - began
+            return {"seconds_to_start": started, **await compare(engines, configs, count, unique, seed)}
+        finally:
+            await asyncio.gather(*(engine.close() for engine in engines))
+
+
+async def compare(engines: list[Engine], configs: list[XavierConfig], count: int, unique: int, seed: int) -> dict[str, Any]:
+    """The reference first, its own repeat, then both replicas at once."""
+    plain, *shared = engines
+    pool = prompts(seed, unique)
+    order = list(range(unique))
+    _, reference = await load(plain, all_of("first", pool, order), None)
+    random.Random(seed).shuffle(order)
+    itself, _ = await load(plain, all_of("again", pool, order), reference)
+    print(f"plain against itself: {itself.wrong_requests} of {itself.requests} differ", flush=True)
+    began = time.monotonic()
+    outcomes = await asyncio.gather(
+        *(load(engine, calls(seed + n, engine.name, pool, count), reference) for n, engine in enumerate(shared, 1))
+    )
+    seconds = time.monotonic() - began
+    await asyncio.sleep(1.0)  # the last saves
+    result: dict[str, Any] = {
+        "plain_against_itself": vars(itself) | {"examples": itself.examples[:5]},
+        "seconds_of_load": seconds,
+        "replicas": {},
+    }
+    for engine, config, (outcome, _) in zip(shared, configs, outcomes, strict=True):
+        seen = vars(outcome) | {"examples": outcome.examples[:5], "vllm": await engine.stats(), **books(config)}
+        result["replicas"][engine.name] = seen
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("--requests", type=int, default=1500, help="for each of the two replicas")
+    parser.add_argument("--prompts", type=int, default=1000, help="different prompts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--invariant", action="store_true", help="batch-invariant kernels: any difference is an error")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs and asynchronous scheduling")
+    parser.add_argument("--logs", type=Path, default=Path("."), help="directory of the engines' logs")
+    chosen = parser.parse_args()
+    result = asyncio.run(run(chosen.requests, chosen.prompts, chosen.seed, Modes(chosen.invariant, chosen.eager), chosen.logs))
+    kind = ("invariant" if chosen.invariant else "default") + "_eager" * chosen.eager
+    options = " --invariant" * chosen.invariant + " --eager" * chosen.eager
+    command = f"python -m benchmarks.gpu_sharing --requests {chosen.requests} --prompts {chosen.prompts}{options}"
+    path = keep(f"gpu_sharing_{version('vllm').split('+')[0]}_{kind}", {"command": command, **result})
+    print(json.dumps(result, indent=1))
+    print(path)
+    wrong = sum(replica["wrong_requests"] for replica in result["replicas"].values())
+    if chosen.invariant and (wrong or result["plain_against_itself"]["wrong_requests"]):
+        raise SystemExit(f"{wrong} answers differ from those of an engine without a cache")
+
+
+if __name__ == "__main__":
+    main()

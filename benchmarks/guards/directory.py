@@ -7,12 +7,13 @@ from xinference.model.llm.vllm.xavier.block.namespace import Namespace
 
 HOSTILE = "pure/test_hostile_segments.py"
 SEGMENT = "pure/test_segment.py"
+DAMAGED = "pure/test_guards_directory.py"
 PROCESSES = "cpu/test_segment_processes.py"
 key = In("block/key.py", "pure/test_block.py")
-namespace = In("block/namespace.py", "pure/test_block.py")
+namespace = In("block/namespace.py", "pure/test_block.py", DAMAGED)
 config = In("config.py", "pure/test_config.py")
-records = In("directory/records.py", SEGMENT, HOSTILE)
-layout = In("directory/layout.py", HOSTILE, "pure/test_geometry.py")
+records = In("directory/records.py", DAMAGED, SEGMENT, HOSTILE)
+layout = In("directory/layout.py", DAMAGED, "pure/test_geometry.py", HOSTILE)
 header = In("directory/header.py", HOSTILE, SEGMENT)
 geometry = In("directory/geometry.py", "pure/test_geometry.py", HOSTILE)
 files = In("directory/files.py", SEGMENT, HOSTILE, PROCESSES)

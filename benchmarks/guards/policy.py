@@ -7,8 +7,8 @@ places = In("policy/places.py", "pure/test_policy_placement.py", "pure/test_poli
 recency = In("policy/recency.py", "pure/test_policy_placement.py", "pure/test_policy_placement_schedules.py")
 admission = In("policy/admission.py", "pure/test_policy_admission.py")
 batching = In("policy/batching.py", "pure/test_policy_batching.py")
-leaders = In("policy/leaders.py", "pure/test_policy_leaders.py")
-loading = In("policy/loading.py", "pure/test_policy_loading.py")
+leaders = In("policy/leaders.py", "pure/test_guards_policy.py", "pure/test_policy_leaders.py")
+loading = In("policy/loading.py", "pure/test_guards_policy.py", "pure/test_policy_loading.py")
 rates = In("policy/rates.py", "pure/test_policy_rates.py")
 
 BOOKS: tuple[Guard, ...] = (

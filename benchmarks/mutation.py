@@ -1,12 +1,13 @@
 """Whether the tests notice when a guard is gone: `python -m benchmarks.mutation [--only NAME ...] [--jobs 1]`.
 
 Every guard of the shared cache stands in `benchmarks.guards` with what the code is without it. Each in turn is taken away in a copy of the
-tree, and the tests that should notice are run there, then, if they stay green, all tests of its area. A guard counts as held only by a test
-that goes red (or does not end: said so). A mutant that does not even load is a fault of the list, and so is a test that is red without
-any mutation. Names may be beginnings: `--only tier.` takes all of `store/tier.py`.
+tree, and the tests that should notice are run there: the one that noticed in the run that is kept, those named with the guard, then all of
+its area. A guard counts as held only by a test that goes red (or does not end: said so). A mutant that does not even load is a fault of the
+list, and so is a test that is red without any mutation. Names may be beginnings: `--only tier.` takes all of `store/tier.py`.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from typing import Literal
 
 from benchmarks.guards.guard import XAVIER_TESTS, Guard, GuardMissing
 from benchmarks.guards.listed import GUARDS
-from benchmarks.report import keep
+from benchmarks.report import RESULTS, keep
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("xinference", "conftest.py", "pyproject.toml", "setup.cfg")
@@ -72,6 +73,10 @@ class Run:
     def green(self) -> bool:
         """All tests passed."""
         return self.status == 0
+
+
+NO_SUCH_TEST = 4  # pytest's exit status
+NOT_RUN = Run(NO_SUCH_TEST, "", "")
 
 
 class Tree:
@@ -125,16 +130,19 @@ class Tree:
         return Run(process.returncode, found[2] if found else "", (found[3] or "") if found else text[-300:])
 
 
-def judge(tree: Tree, guard: Guard, whole: bool) -> Outcome:
+def judge(tree: Tree, guard: Guard, whole: bool, noticed: str = "") -> Outcome:
     """Take one guard away and see who notices.
 
     Args:
         whole: whether all tests of the area are asked if those named with the guard stay green.
+        noticed: the test that went red the last time, asked before all others.
     """
     started = time.monotonic()
     try:
         with tree.without(guard):
-            run = tree.test(guard.tests, FIRST_RUN_SECONDS)
+            run = tree.test([noticed], FIRST_RUN_SECONDS) if noticed else NOT_RUN
+            if run.green or run.status == NO_SUCH_TEST:
+                run = tree.test(guard.tests, FIRST_RUN_SECONDS)
             asked_all = run.green and whole
             if asked_all:
                 run = tree.test(XAVIER_SUITES if guard.file.count("xavier") else OUTSIDE_SUITES, WHOLE_RUN_SECONDS)
@@ -162,11 +170,12 @@ def _outcome(guard: Guard, verdict: Verdict, first_red: str, started: float) -> 
 def judge_all(guards: Sequence[Guard], jobs: int, whole: bool) -> list[Outcome]:
     """All of them, in order; each job has a tree of its own."""
     trees: SimpleQueue[Tree] = SimpleQueue()
+    noticed = _noticed()
 
     def one(guard: Guard) -> Outcome:
         tree = trees.get()
         try:
-            outcome = judge(tree, guard, whole)
+            outcome = judge(tree, guard, whole, noticed.get(guard.name, ""))
         finally:
             trees.put(tree)
         print(f"{outcome.verdict:21} {outcome.seconds:6.1f} s  {outcome.name:38} {outcome.first_red.rpartition('/')[2]}", flush=True)
@@ -182,6 +191,15 @@ def judge_all(guards: Sequence[Guard], jobs: int, whole: bool) -> list[Outcome]:
             _refuse_red(tree, guards)
             trees.put(tree)
         return list(pool.map(one, guards))
+
+
+def _noticed() -> dict[str, str]:
+    """The first red test of each guard in the run that is kept."""
+    try:
+        kept = json.loads((RESULTS / "mutation.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return {entry["name"]: entry["first_red"] for entry in kept["guards"] if entry["verdict"] == "caught"}
 
 
 def _refuse_red(tree: Tree, guards: Sequence[Guard]) -> None:

@@ -15,6 +15,7 @@ from xinference.api.watch import while_connected
 from xinference.core.engine_arguments import canonical
 from xinference.core.spec import LaunchSpec
 from xinference.errors import LaunchCancelled, LaunchFailed
+from xinference.model.llm.engine_log import REDACTED, SECRET_NAME
 
 # What a key that may only ask models sees of one: the rest tells of paths and machines.
 PUBLIC_FIELDS: Final = ("id", "object", "created", "owned_by", "max_model_len", "state", "replica", "xavier", "model_name")
@@ -27,10 +28,10 @@ Drain = Annotated[float | None, Query(ge=0, le=3600, description="seconds that o
 @router.get("/v1/models", summary="All models")
 async def list_models(request: Request) -> Json:
     models = await state_of(request).cluster.list_models()
-    if not is_admin(request):
-        allowed = key_use(request).key.models
-        models = [public_part(model) for model in models if allowed is None or model["id"] in allowed]
-    return {"object": "list", "data": models}
+    if is_admin(request):
+        return {"object": "list", "data": models}
+    allowed = key_use(request).key.models
+    return {"object": "list", "data": [public_part(model) for model in models if allowed is None or model["id"] in allowed]}
 
 
 @router.post(
@@ -133,13 +134,22 @@ model_router: Final[APIRouter] = scoped_router(ModelRoute)
 async def describe_model(request: Request, uid: str) -> Json:
     key_use(request).key.check_model(uid)
     model = await state_of(request).cluster.describe_model(uid)
-    return model if is_admin(request) else public_part(model)
+    return without_secrets(model) if is_admin(request) else public_part(model)
 
 
 @model_router.delete("/v1/models/{uid:path}", summary="Stop a model")
 async def terminate_model(request: Request, uid: str, drain: Drain = None) -> Json:
     api = state_of(request)
     return await api.cluster.terminate_model(uid, api.settings.drain_seconds if drain is None else drain)
+
+
+def without_secrets(model: Json) -> Json:
+    """A model as administrators see it: with the names of all environment variables of its engines, but no value that is secret."""
+    spec = model.get("spec") or {}
+    if not spec.get("envs"):
+        return model
+    shown = {name: REDACTED if SECRET_NAME.search(name) else value for name, value in spec["envs"].items()}
+    return {**model, "spec": {**spec, "envs": shown}}
 
 
 def public_part(model: Json) -> Json:

@@ -5,7 +5,7 @@ upstream's users write it); anything else is a spelling mistake and gets the nea
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,23 @@ def parse_pairs(pairs: Iterable[str], option: str) -> Fields:
             raise click.BadParameter(f"'{name}' is given twice", param_hint=option)
         found[name] = value
     return found
+
+
+def environment_variables(words: Iterable[str], own: Mapping[str, str]) -> Fields:
+    """``--env`` words: NAME=VALUE, or NAME alone for the value that it has here, which keeps secrets out of the list of processes.
+
+    Args:
+        own: this process's environment.
+
+    Raises:
+        click.BadParameter: a name that is given twice, or is not set here.
+    """
+    pairs = []
+    for word in words:
+        if "=" not in word and word not in own:
+            raise click.BadParameter(f"'{word}' is not of the form NAME=VALUE, nor a variable that is set here", param_hint="--env")
+        pairs.append(word if "=" in word else f"{word}={own[word]}")
+    return parse_pairs(pairs, "--env")
 
 
 def engine_arguments(pairs: Iterable[str]) -> Fields:

@@ -28,6 +28,7 @@ from xinference.api.keys import KeyRing, key_ring
 from xinference.api.server import listen, serve
 from xinference.core.cluster import LocalCluster
 from xinference.errors import Conflict, InvalidRequest
+from xinference.model.llm.engine_log import Redactor
 from xinference.settings import Limits, Settings
 
 logger = logging.getLogger(__name__)
@@ -53,9 +54,22 @@ class Door:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class RedactingFormatter(logging.Formatter):
+    """Hides what looks like a key, token or password, and the secret values of this process's environment; in tracebacks, too."""
+
+    def __init__(self) -> None:
+        super().__init__(LOG_FORMAT)
+        self._redact = Redactor.for_environment(os.environ)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redact(super().format(record))
+
+
 def set_up_logging(level: str) -> None:
     """Log to stderr; one line per event. The libraries below report at debug level only what goes well."""
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
         for name in QUIET_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)

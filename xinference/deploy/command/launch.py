@@ -1,12 +1,19 @@
 """``launch``: options to a specification, progress to the end, Ctrl-C to cancel."""
 
+import os
 from typing import Any
 
 import click
 
 from xinference.client.sync_client import Client
 from xinference.deploy.cli import EXIT_INTERRUPTED, report_interrupt
-from xinference.deploy.launch_fields import engine_arguments, model_path_from_here, parse_pairs, read_replica_config, unknown_options
+from xinference.deploy.launch_fields import (
+    engine_arguments,
+    environment_variables,
+    model_path_from_here,
+    read_replica_config,
+    unknown_options,
+)
 from xinference.deploy.launch_follow import Interrupted, follow_launch, interrupts_held
 from xinference.deploy.output import facts_table, print_json, result_console
 from xinference.deploy.plan_view import placement_rows, plan_rows
@@ -60,7 +67,9 @@ def plain_options(command: Any) -> Any:
     "--replica-config", metavar="JSON|@FILE", help="A list with one object per replica: replica_uid, role, devices, engine_config."
 )
 @click.option("--engine-arg", multiple=True, metavar="NAME=VALUE", help="An argument of the engine; --max-model-len 4096 works as well.")
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the engine.")
+@click.option(
+    "--env", multiple=True, metavar="NAME[=VALUE]", help="An environment variable of the engine; NAME alone takes its value here."
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and its arithmetic; launch nothing.")
 @click.option("--wait/--detach", default=True, help="Wait until the model serves.  [default: --wait]")
 @click.pass_context
@@ -97,7 +106,7 @@ def _fields(ctx: click.Context, server_is_here: bool, options: Json) -> Json:
     fields = dict(options)
     beside = unknown_options(ctx.args, fields["model_engine"], known)
     fields["engine_config"] = engine_arguments(fields.pop("engine_arg")) or None
-    fields["envs"] = parse_pairs(fields.pop("env"), "--env") or None
+    fields["envs"] = environment_variables(fields.pop("env"), os.environ) or None
     fields["replica_config"] = read_replica_config(fields["replica_config"])
     fields["model_path"] = model_path_from_here(fields["model_path"], server_is_here)
     if fields["n_gpu"] is not None and fields["n_gpu"].lstrip("-").isdigit():

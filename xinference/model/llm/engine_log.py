@@ -14,7 +14,7 @@ _PATTERNS = (
     re.compile(r"(?i)(\bbearer\s+)[A-Za-z0-9._~+/=-]{6,}"),
     re.compile(r"(?i)(\b[a-z_-]*(?:api[_-]?key|token|secret|password|passwd)['\"]?\s*[:=]\s*['\"]?)[A-Za-z0-9._~+/=-]{6,}"),
     re.compile(r"()\bhf_[A-Za-z0-9]{16,}"),
-    re.compile(r"()\bsk-[A-Za-z0-9_-]{16,}"),
+    re.compile(r"()\b(?:sk|xin)-[A-Za-z0-9_-]{16,}"),
     re.compile(r"(://[^/\s:@]+:)[^@\s/]+(?=@)"),
 )
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

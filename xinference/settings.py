@@ -36,6 +36,11 @@ class Limits(BaseSettings):
     key_requests_per_minute: int = Field(
         default=0, ge=0, description="requests of one API key in a minute before 429, for keys without a limit of their own; 0: no limit"
     )
+    head_read_seconds: float = Field(default=30.0, gt=0, description="how long the head of a request may take to arrive")
+    body_read_seconds: float = Field(default=60.0, gt=0, description="how long a request body may take to arrive")
+    unread_seconds: float = Field(
+        default=30.0, gt=0, description="how long a client may read nothing of an answer whose connection ends with it"
+    )
     request_seconds: float = Field(default=3600.0, gt=0, description="a request that lasts longer is aborted")
 
 

@@ -38,6 +38,7 @@ ROUTE_SCOPES: Final[dict[tuple[str, str], frozenset[str]]] = {
     ("GET", "/v1/models"): SCOPES,
     ("GET", "/v1/models/{uid:path}"): SCOPES,
     ("GET", "/version"): SCOPES,
+    ("GET", "/v1/limits"): SCOPES,
     ("GET", "/openapi.json"): SCOPES,
     # Not for those who only ask: how often a cache was hit tells what others ask.
     ("GET", "/metrics"): _LOOKING,

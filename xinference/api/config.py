@@ -22,12 +22,6 @@ class ApiConfig:
     """how long the end of a stream that was complete may take before its connection is closed instead of kept"""
     connect_seconds: float = 5.0
     """connecting to a replica"""
-    head_read_seconds: float = 30.0
-    """a client has this long to send the head of a request"""
-    body_read_seconds: float = 60.0
-    """a client has this long to send its request body"""
-    unread_seconds: float = 30.0
-    """a connection that is being closed is cut when its client has read nothing more of its answer for this long"""
     route_poll_seconds: float = 30.0
     """long poll for changes of the route table"""
     route_retry_seconds: float = 0.5

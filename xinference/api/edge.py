@@ -120,7 +120,7 @@ class Edge:
         if announced.isdecimal() and int(announced) > limit:
             raise self._too_large()
         size, complete = 0, False
-        deadline = asyncio.get_running_loop().time() + self._config.body_read_seconds
+        deadline = asyncio.get_running_loop().time() + self._limits.body_read_seconds
 
         async def bounded() -> Message:
             nonlocal size, complete
@@ -131,7 +131,7 @@ class Edge:
                     message = await receive()
             except TimeoutError:
                 self._metrics.refused.labels("body_read_seconds").inc()
-                raise InvalidRequest(f"the request body did not arrive within {self._config.body_read_seconds:.0f} s") from None
+                raise InvalidRequest(f"the request body did not arrive within {self._limits.body_read_seconds:g} s") from None
             part = len(message.get("body", b""))
             size += part
             self._held_bytes += part

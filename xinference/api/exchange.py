@@ -143,7 +143,7 @@ class Exchange(Response):
             now = time.monotonic()
             if now >= deadline:
                 self._gateway.metrics.refused.labels("request_seconds").inc()
-                raise RequestTimedOut(f"the request ran for {self._gateway.limits.request_seconds:.0f} s, which is the limit")
+                raise RequestTimedOut(f"the request ran for {self._gateway.limits.request_seconds:g} s, which is the limit")
             if self._ask.prepared.stream and now >= answer.last_sent + keep_alive:
                 await answer.keep_alive()
 

@@ -7,7 +7,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from xinference.settings import Limits
+
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+# What a request can be refused for beside ``Limits``: its model's context, and what else its engine does not take.
+ENGINE_LIMITS: Final = ("max_model_len", "engine")
 
 
 class ApiMetrics:
@@ -20,6 +25,8 @@ class ApiMetrics:
         )
         self.http_requests = self._counter("http_requests", "Answers to HTTP requests, by status", "method", "status")
         self.refused = self._counter("refused", "Requests refused because of a limit", "limit")
+        for name in (*Limits.model_fields, *ENGINE_LIMITS):
+            self.refused.labels(name)  # shown from the start, at 0
         self.retries = self._counter(
             "proxy_retries", "Requests sent to a further replica, one having failed before its first byte", "model"
         )
@@ -33,6 +40,10 @@ class ApiMetrics:
         self.event_streams = Gauge("xinference_event_streams", "Event, log and statistics streams open now", registry=self.registry)
         self.request_seconds = self._histogram("request_seconds", "From the request's arrival to the end of its answer")
         self.ttft_seconds = self._histogram("time_to_first_token_seconds", "From the request's arrival to the first event of its stream")
+
+    def num_refused(self, limit: str) -> int:
+        """How many requests a limit has refused."""
+        return int(self.registry.get_sample_value("xinference_refused_total", {"limit": limit}) or 0)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"xinference_{name}", text, labels, registry=self.registry)

@@ -60,6 +60,22 @@ async def list_workers(request: Request) -> Json:
     return {"data": await state_of(request).cluster.workers()}
 
 
+@router.get("/v1/limits", summary="What the server accepts, and how many requests each limit has refused")
+async def list_limits(request: Request) -> Json:
+    api = state_of(request)
+    rows = [
+        {
+            "name": name,
+            "value": getattr(api.limits, name),
+            "default": field.default,
+            "description": field.description,
+            "refused": api.metrics.num_refused(name),
+        }
+        for name, field in type(api.limits).model_fields.items()
+    ]
+    return {"data": rows}
+
+
 @router.get("/v1/devices", summary="The devices")
 async def list_devices(request: Request) -> Json:
     return {"data": await state_of(request).cluster.devices()}

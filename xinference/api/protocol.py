@@ -38,7 +38,7 @@ class ApiProtocol(HttpToolsProtocol):
     """One connection.
 
     Args:
-        limits: sizes of a head, number of connections, unread bytes.
+        limits: sizes and times of a head, numbers of connections and of requests on one, unread bytes.
         timings: how long things may take.
         metrics: where refusals are counted.
     """
@@ -235,7 +235,7 @@ class ApiProtocol(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._stop_timer()
-        seconds = self._timings.abort_seconds if self._over_limit else self._timings.head_read_seconds
+        seconds = self._timings.abort_seconds if self._over_limit else self._limits.head_read_seconds
         self._timer = self.loop.call_later(seconds, self._head_is_late)
 
     def _head_is_late(self) -> None:
@@ -262,7 +262,7 @@ class ApiProtocol(HttpToolsProtocol):
             self._metrics.refused.labels("unread_seconds").inc()
             self.transport.abort()
         elif unread:
-            self._closing = self.loop.call_later(self._timings.unread_seconds, self._cut_when_stuck, unread)
+            self._closing = self.loop.call_later(self._limits.unread_seconds, self._cut_when_stuck, unread)
 
     def _unread_bytes(self) -> int:
         """What has been written and has not reached the client, in the kernel too: that holds megabytes, and takes more in big steps."""

@@ -12,7 +12,6 @@ import pytest
 from starlette.routing import BaseRoute
 
 from xinference.api.app import create_app
-from xinference.api.config import ApiConfig
 from xinference.api.routing import ScopedRoute
 from xinference.api.test.fakes import OPEN_RING, FakeCluster, Served, model, serving
 from xinference.core.model_uid import ROUTE_WORDS
@@ -138,7 +137,7 @@ async def test_a_body_over_the_limit_is_refused_announced_or_not() -> None:
 
 
 async def test_a_body_that_never_ends_is_refused() -> None:
-    async with opened(config=ApiConfig(body_read_seconds=0.1)) as (_, served, _):
+    async with opened(limits=Limits(body_read_seconds=0.1)) as (_, served, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
@@ -148,7 +147,7 @@ async def test_a_body_that_never_ends_is_refused() -> None:
 
 
 async def test_a_head_that_never_ends_costs_a_connection_only_so_long() -> None:
-    async with opened(config=ApiConfig(head_read_seconds=0.1)) as (_, served, _):
+    async with opened(limits=Limits(head_read_seconds=0.1)) as (_, served, _):
         for start in (b"", b"GET /health HTTP/1.1\r\nhost: loc"):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
             writer.write(start)

@@ -19,7 +19,7 @@ from xinference.api.test.fakes import OPEN_RING, FakeCluster, Served, model, rep
 from xinference.settings import Limits, Settings
 
 PUBLIC = {("GET", "/health"), ("GET", "/ready")}
-FOR_ALL = {("GET", "/v1/models"), ("GET", "/v1/models/{uid:path}"), ("GET", "/version"), ("GET", "/openapi.json")}
+FOR_ALL = {("GET", "/v1/models"), ("GET", "/v1/models/{uid:path}"), ("GET", "/version"), ("GET", "/v1/limits"), ("GET", "/openapi.json")}
 FOR_ASKING = {
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),

@@ -17,7 +17,10 @@ from xinference.api.test.wire import HEALTH, HOST, chunked, held, line, nothing_
 from xinference.settings import Limits
 
 # A head or body of this server takes milliseconds: what is late in these tests is late because nobody sends it.
-QUICK = ApiConfig(head_read_seconds=0.3, body_read_seconds=0.3, abort_seconds=0.2, unread_seconds=0.2, keep_connection_seconds=0.05)
+QUICK: Any = {
+    "config": ApiConfig(abort_seconds=0.2, keep_connection_seconds=0.05),
+    "limits": Limits(head_read_seconds=0.3, body_read_seconds=0.3, unread_seconds=0.2),
+}
 STREAM = {"model": "m", "messages": MESSAGES, "stream": True}
 PART = b'{"model":"m"'
 
@@ -58,7 +61,7 @@ async def endless(request: Any, _: Any) -> Any:
     ids=["nothing", "fields", "address", "line breaks", "line breaks after a request", "second head"],
 )
 async def test_a_head_that_is_dribbled_is_cut(start: bytes, piece: bytes) -> None:
-    async with serving(FakeCluster(), config=QUICK) as served, nothing_left(served):
+    async with serving(FakeCluster(), **QUICK) as served, nothing_left(served):
         said = await dribble(served, start, piece)
         assert said.count(b"HTTP/1.1 ") == (1 if start.startswith(HEALTH) else 0)
         assert refused(served, "head_read_seconds") == 1
@@ -77,7 +80,7 @@ async def test_a_head_that_is_dribbled_is_cut(start: bytes, piece: bytes) -> Non
     ids=["length", "chunks", "chunk extension", "no chunk", "launch", "scale"],
 )
 async def test_a_body_that_is_dribbled_is_refused_and_the_connection_cut(start: bytes, piece: bytes) -> None:
-    async with serving(FakeCluster(), config=QUICK) as served, nothing_left(served):
+    async with serving(FakeCluster(), **QUICK) as served, nothing_left(served):
         said = await dribble(served, start, piece)
         assert said.startswith(b"HTTP/1.1 400 ")
         assert b"did not arrive within" in said
@@ -86,14 +89,14 @@ async def test_a_body_that_is_dribbled_is_refused_and_the_connection_cut(start: 
 
 @pytest.mark.parametrize("start", [post(b"", length=2**40), b"POST /nothing HTTP/1.1\r\n" + HOST + b"content-length: 9999999\r\n\r\n"])
 async def test_whoever_goes_on_sending_after_the_answer_is_cut(start: bytes) -> None:
-    async with serving(FakeCluster(), config=QUICK) as served, nothing_left(served):
+    async with serving(FakeCluster(), **QUICK) as served, nothing_left(served):
         said = await dribble(served, start, b" ")
     assert said.startswith((b"HTTP/1.1 413 ", b"HTTP/1.1 415 "))
 
 
 async def test_whoever_ends_its_body_after_an_early_answer_keeps_the_connection() -> None:
     async with (
-        serving(FakeCluster(), config=QUICK, limits=Limits(body_bytes=10)) as served,
+        serving(FakeCluster(), **QUICK | {"limits": Limits(body_bytes=10)}) as served,
         nothing_left(served),
         line(served) as connection,
     ):
@@ -122,7 +125,7 @@ async def test_whoever_ends_its_body_after_an_early_answer_keeps_the_connection(
 async def test_a_client_that_closes_its_side_has_left(tmp_path: Path, data: bytes) -> None:
     started = asyncio.Event()
     script = waiting(started, chunk())
-    async with setup(tmp_path, script, config=QUICK) as (_, [engine], served, _), nothing_left(served), line(served) as connection:
+    async with setup(tmp_path, script, **QUICK) as (_, [engine], served, _), nothing_left(served), line(served) as connection:
         await connection.send(data)
         connection.writer.write_eof()
         await connection.end()
@@ -130,7 +133,7 @@ async def test_a_client_that_closes_its_side_has_left(tmp_path: Path, data: byte
 
 
 async def test_every_pipelined_request_hears_that_its_client_has_left(tmp_path: Path) -> None:
-    async with setup(tmp_path, endless, config=QUICK) as (_, [engine], served, _), nothing_left(served):
+    async with setup(tmp_path, endless, **QUICK) as (_, [engine], served, _), nothing_left(served):
         async with line(served) as connection:
             await connection.send(request_bytes(STREAM) * 3)
             await connection.reader.readuntil(b"\r\n\r\n")
@@ -142,7 +145,7 @@ async def test_every_pipelined_request_hears_that_its_client_has_left(tmp_path: 
     "more", [HEALTH * 200, post(b" " * 100_000), chunked(b"1000\r\n" + b" " * 0x1000 + b"\r\n" * 1) * 40], ids=["many", "large", "bad"]
 )
 async def test_a_connection_holds_no_more_than_so_much_for_later(tmp_path: Path, more: bytes) -> None:
-    async with setup(tmp_path, endless, config=QUICK) as (_, [engine], served, _), nothing_left(served), line(served) as connection:
+    async with setup(tmp_path, endless, **QUICK) as (_, [engine], served, _), nothing_left(served), line(served) as connection:
         await connection.send(request_bytes(STREAM))
         await connection.reader.readuntil(b"\r\n\r\n")
         await connection.send(more)
@@ -151,7 +154,7 @@ async def test_a_connection_holds_no_more_than_so_much_for_later(tmp_path: Path,
 
 
 async def test_no_answer_to_garbage_is_written_into_the_stream_before_it(tmp_path: Path) -> None:
-    async with setup(tmp_path, endless, config=QUICK) as (_, [engine], served, _), nothing_left(served), line(served) as connection:
+    async with setup(tmp_path, endless, **QUICK) as (_, [engine], served, _), nothing_left(served), line(served) as connection:
         await connection.send(request_bytes(STREAM))
         await connection.reader.readuntil(b"\r\n\r\n")
         await connection.send(b"garbage\r\n\r\n")
@@ -168,7 +171,7 @@ async def test_a_head_that_waits_for_an_earlier_answer_is_not_late() -> None:
             await go_on.wait()
             return []
 
-    async with serving(Busy(), config=QUICK) as served, line(served) as connection:
+    async with serving(Busy(), **QUICK) as served, line(served) as connection:
         await connection.send(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n" + HEALTH + HEALTH[:20])
         await until(lambda: any(connection.flow.read_paused for connection in served.server.server_state.connections))
         protocol = next(iter(served.server.server_state.connections))
@@ -196,7 +199,7 @@ async def not_reading(served: Served, data: bytes) -> AsyncIterator[socket.socke
 
 
 async def test_a_stream_that_nobody_reads_is_cut_at_its_limit(tmp_path: Path) -> None:
-    async with setup(tmp_path, endless, config=QUICK) as (_, [engine], served, _), nothing_left(served):
+    async with setup(tmp_path, endless, **QUICK) as (_, [engine], served, _), nothing_left(served):
         async with not_reading(served, request_bytes(STREAM)):
             await until(lambda: held(served)[0] == 0)
         await until(lambda: engine.left == 1)
@@ -207,7 +210,7 @@ async def test_a_log_that_nobody_reads_is_cut_at_its_limit() -> None:
     cluster = FakeCluster()
     cluster.models["m"] = model()
     cluster.log_lines = ["x" * 1000 + "\n"] * 20_000
-    async with serving(cluster, config=QUICK) as served, nothing_left(served):
+    async with serving(cluster, **QUICK) as served, nothing_left(served):
         async with not_reading(served, b"GET /v1/models/m/logs?follow=true&tail=20000 HTTP/1.1\r\n" + HOST + b"\r\n"):
             await until(lambda: held(served)[0] == 0)
         assert refused(served, "slow_reader_bytes") == 1
@@ -219,7 +222,7 @@ async def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(ver
     cluster.models["m"] = model()
     cluster.log_lines = ["x" * 1000 + "\n"] * 20_000
     ask = b"GET /v1/models/m/logs?tail=20000 " + version + b"\r\n" + HOST + b"connection: close\r\n\r\n"
-    async with serving(cluster, config=QUICK) as served, nothing_left(served):
+    async with serving(cluster, **QUICK) as served, nothing_left(served):
         async with not_reading(served, ask):
             await until(lambda: held(served)[0] == 0)
         assert refused(served, "unread_seconds") == 1
@@ -231,7 +234,7 @@ async def test_a_whole_answer_that_is_read_slowly_arrives_whole() -> None:
     cluster.log_lines = ["x" * 999 + "\n"] * 5_000
     ask = b"GET /v1/models/m/logs?tail=20000 HTTP/1.0\r\n" + HOST + b"\r\n"
     loop, size = asyncio.get_running_loop(), 0
-    async with serving(cluster, config=QUICK) as served, nothing_left(served), not_reading(served, ask) as client:
+    async with serving(cluster, **QUICK) as served, nothing_left(served), not_reading(served, ask) as client:
         async with asyncio.timeout(30):
             while part := await loop.sock_recv(client, 262144):
                 size += len(part)
@@ -253,7 +256,7 @@ async def test_a_thousand_clients_that_come_and_go_leave_nothing(tmp_path: Path)
             if number % 3 == 0:
                 connection.writer.transport.abort()
 
-    async with setup(tmp_path, endless, config=QUICK) as (_, [engine], served, _), nothing_left(served):
+    async with setup(tmp_path, endless, **QUICK) as (_, [engine], served, _), nothing_left(served):
         for start in range(0, 1000, 50):
             await asyncio.gather(*(come_and_go(number, served) for number in range(start, start + 50)))
         await until(lambda: engine.left == len(engine.received))

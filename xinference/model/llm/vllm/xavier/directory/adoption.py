@@ -77,7 +77,7 @@ def adopt_records(table: OwnedRecordTable, num_places: int, epoch: int) -> Adopt
         key = table.key(place)
         slot = table.free_hint(key.k0, epoch)
         if slot is None or table.find(key, epoch) is not None:
-            table.withdraw(place)
+            _withdraw(table, place)
         else:
             table.put_hint(slot, place, key.k0)
             places.append(place)
@@ -99,5 +99,12 @@ def _valid_by_order(table: OwnedRecordTable, bits: int, epoch: int) -> "list[arr
                 runs.append(array("Q", sorted(run, reverse=True)))
                 run.clear()
         elif k0 | k1 | generation | check:
-            table.withdraw(place)
+            _withdraw(table, place)
     return [*runs, array("Q", sorted(run, reverse=True))]
+
+
+def _withdraw(table: OwnedRecordTable, place: int) -> None:
+    """Make a record invalid, also one that was invalid only because its generation had lost what the next one gives back."""
+    table.withdraw(place)
+    if table.record(place) is not None:
+        table.withdraw(place)

@@ -52,8 +52,9 @@ class Modes:
 class Engine:
     """A running engine process."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
+        self._log = log / f"{name}.out"
         self._process = process
         self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._reader = asyncio.create_task(self._read())
@@ -76,7 +77,7 @@ class Engine:
                 sys.executable, "-m", "benchmarks.gpu_engine", json.dumps(start), env=environment,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, limit=1 << 24,
             )  # fmt: skip
-        return cls(name, process)
+        return cls(name, process, log)
 
     def _expect(self, key: str) -> asyncio.Future[dict[str, Any]]:
         return self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
@@ -114,11 +115,13 @@ class Engine:
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            if line.startswith(b"@"):
+        with open(self._log, "wb", buffering=0) as log:  # noqa: ASYNC230  (a local file, a line at a time)
+            async for line in self._process.stdout:
+                if not line.startswith(b"@"):
+                    log.write(line)
+                    continue
                 told = json.loads(line[1:])
-                key = told.get("id") or next(iter(told))
-                self._expect(key).set_result(told)
+                self._expect(told.get("id") or next(iter(told))).set_result(told)
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(RuntimeError(f"engine {self.name} ended"))

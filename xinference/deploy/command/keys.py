@@ -16,7 +16,7 @@ SECONDS_BY_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400
 _DURATION: Final = re.compile(r"([1-9]\d{0,8})([smhdw])")
 
 
-class Words(click.ParamType):
+class Words(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 alone
     """Names with commas between them.
 
     Args:
@@ -40,7 +40,7 @@ class Words(click.ParamType):
         return words
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """A length of time such as 90m, 12h, 30d, in seconds."""
 
     name = "duration"

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -123,9 +123,11 @@ class Tree:
         try:
             text, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
             return Run(None, "", f"not done after {seconds} s")
+        finally:  # whatever a test had started when it went red
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         found = RED.search(text)
         return Run(process.returncode, found[2] if found else "", (found[3] or "") if found else text[-300:])
 

@@ -8,7 +8,9 @@ import pytest
 from xinference.model.llm.vllm.xavier.block import namespace as namespace_module
 from xinference.model.llm.vllm.xavier.directory import layout
 from xinference.model.llm.vllm.xavier.directory.layout import LINE, LINE_BYTES, WORD_BYTES, record_check
+from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.records import CHECK, EPOCH, FLAGS, GENERATION, K0, K1, PARENT0, PARENT1, words_of
+from xinference.model.llm.vllm.xavier.errors import SegmentRefused
 from xinference.model.llm.vllm.xavier.test.pure.test_block import NAMESPACE
 from xinference.model.llm.vllm.xavier.test.segments import SEGMENT_NAME, fill, key, open_segment, small
 
@@ -103,6 +105,15 @@ def test_other_counters_or_request_records_are_another_layout(monkeypatch: pytes
         patched.setattr(layout, "ENTRY_FORMAT", f"{layout.ENTRY_FORMAT},more")
         words.add(layout.layout_word())
     assert len(words) == 3
+
+
+def test_a_pipe_of_a_segments_name_is_neither_read_nor_taken_for_a_file_of_no_use(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / SEGMENT_NAME, 0o600)
+    with pytest.raises(SegmentRefused, match="not a regular file"):
+        open_segment(tmp_path)
+    with pytest.raises(SegmentRefused, match="not a regular file"):
+        SegmentReader.open(str(tmp_path / SEGMENT_NAME), expected_incarnation=None)
+    assert (tmp_path / SEGMENT_NAME).is_fifo()
 
 
 @pytest.mark.parametrize(("start", "stop"), [(4, 12), (0, 12), (4, 8)])

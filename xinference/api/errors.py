@@ -13,6 +13,7 @@ XinferenceError (xinference/errors.py)
     ├── RequestAborted          499  request_aborted         an administrator ended it
     ├── HeadTooLarge            431  request_head_too_large  the request line and header fields are over a limit
     ├── ForeignHost             400  foreign_host            the Host header names another site: DNS rebinding
+    ├── KeyFileUnusable         400  key_file_unusable       the file of keys cannot be relied on: no server starts
     ├── MethodNotAllowed        405  method_not_allowed
     ├── ForeignOrigin           403  foreign_origin          a web page of another site sends this write
     └── UnsupportedMediaType    415  unsupported_media_type
@@ -80,6 +81,12 @@ class RequestAborted(InvalidRequest):
 class RequestTimedOut(XinferenceError):
     status = 504
     default_code = "request_timeout"
+
+
+class KeyFileUnusable(InvalidRequest):
+    """The file of keys is damaged, or others could have changed it. Who holds which key is then not known."""
+
+    default_code = "key_file_unusable"
 
 
 class KeyStoreFailed(XinferenceError):

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from xinference.api.auth import new_secret
-from xinference.api.errors import KeyStoreFailed
-from xinference.api.key_store import MAX_KEYS, KeyFileUnusable, Keys, KeyStore, Stamp, StoredKey
+from xinference.api.errors import KeyFileUnusable, KeyStoreFailed
+from xinference.api.key_store import MAX_KEYS, Keys, KeyStore, Stamp, StoredKey
 from xinference.api.keys import ADMIN_KEY_ID, ApiKey, KeyRing, digest_of
 from xinference.errors import Conflict, LimitExceeded, NotFound, NotSupported, XinferenceError
 

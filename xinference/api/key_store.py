@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from xinference.api.auth import SCOPES
+from xinference.api.errors import KeyFileUnusable
 from xinference.api.keys import ApiKey
-from xinference.errors import InvalidRequest
 
 FILE_NAME: Final = "api_keys.json"
 VERSION: Final = 1
@@ -58,12 +58,6 @@ class StoredKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             requests_per_minute=self.requests_per_minute,
             concurrent_requests=self.concurrent_requests,
         )
-
-
-class KeyFileUnusable(InvalidRequest):
-    """The file is damaged, or others could have changed it. Who holds which key is then not known."""
-
-    default_code = "key_file_unusable"
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

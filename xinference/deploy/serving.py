@@ -103,9 +103,23 @@ def greeting(door: Door, cluster: LocalCluster) -> list[str]:
         lines.append(f"API keys are asked for; the administrator's is in {settings.home_dir / ADMIN_KEY_FILE}")
     else:
         lines.append("No API key is asked for: only this machine can connect. --require-key changes that")
+        if len(door.keys.keys) > 1:
+            lines.append(f"The API keys in {door.store.path} bind nobody until then")
     if cluster.worker is None:
         lines.append(f"Workers join with: xinference-worker --supervisor {cluster.address}")
     return [*lines, "Ctrl-C stops it."]
+
+
+def say(lines: list[str]) -> None:
+    """Print; a full disk behind the standard output is no reason not to serve, nor for an exit status of its own at the end."""
+    try:
+        for line in lines:
+            click.echo(line)
+    except OSError as error:
+        logger.warning("cannot print where the server is: %s", error)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 async def serve_api(door: Door, cluster: LocalCluster) -> None:
@@ -114,8 +128,7 @@ async def serve_api(door: Door, cluster: LocalCluster) -> None:
     from xinference.api.cluster import SupervisorClient
 
     app = create_app(SupervisorClient(cluster.supervisor), cluster.settings, Limits(), door.keys, store=door.store)
-    for line in greeting(door, cluster):
-        click.echo(line)
+    say(greeting(door, cluster))
     await serve(app, door.listener)
 
 

@@ -3,8 +3,9 @@
 import importlib
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from fastapi.routing import APIRoute
 from pydantic_settings import BaseSettings
 from rst import code, table, text
 
@@ -13,6 +14,9 @@ import xinference.client.errors
 import xinference.deploy.background
 import xinference.deploy.demo
 import xinference.errors
+from xinference.api.app import create_app
+from xinference.api.auth import ADMIN, scopes_for
+from xinference.api.keys import KeyRing
 from xinference.api.metrics_page import cache_families
 from xinference.core.events import FINAL, Stage
 from xinference.core.states import MODEL_MOVES, REPLICA_MOVES
@@ -155,6 +159,21 @@ def _variables(kind: type[BaseSettings]) -> str:
         for name, field in kind.model_fields.items()
     ]
     return table(("variable", "default", "meaning"), rows, (40, 18, 42))
+
+
+def route_scopes() -> str:
+    """Every route of the API and the scopes that open it."""
+    app = create_app(cast(Any, None), Settings(), Limits(), KeyRing())  # starts nothing, asks nobody
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    found = {(route.path_format, method): scopes_for(method, route.path) for route in routes for method in route.methods}
+    rows = [
+        (
+            code(f"{method} {path}"),
+            "no key" if scopes is None else ", ".join(code(scope) for scope in sorted(scopes - {ADMIN})) or code(ADMIN),
+        )
+        for (path, method), scopes in sorted(found.items())
+    ]
+    return table(("route", "scope"), rows, (70, 30))
 
 
 def replica_states() -> str:

@@ -26,6 +26,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "refused-by-engine": refusals.by_the_engine,
     "refused-by-launch": refusals.by_the_launch,
     "replica-states": facts.replica_states,
+    "route-scopes": facts.route_scopes,
     "request-limits": facts.request_limits,
     "settings": facts.settings,
     "sources": facts.sources,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from xinference.api.key_store import FILE_NAME, KeyFileUnusable, Keys, KeyStore, StoredKey
+from xinference.api.errors import KeyFileUnusable
+from xinference.api.key_store import FILE_NAME, Keys, KeyStore, StoredKey
 from xinference.api.keys import digest_of
 from xinference.errors import InvalidRequest
 

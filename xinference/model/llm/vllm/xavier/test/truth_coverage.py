@@ -53,8 +53,30 @@ OUTCOMES = {
 ROWS = (*EVENTS, *OUTCOMES.values())
 REACHED = frozenset({"publish", "load_own", "load_beside", "preempt", "abort"})
 
+
+def _cells(events: str, states: str, reason: str) -> dict[tuple[str, str], str]:
+    return {(event, state): reason for event in events.split() for state in states.split()}
+
+
 # Cells that cannot happen -> why.
-IMPOSSIBLE: dict[tuple[str, str], str] = {}
+IMPOSSIBLE: dict[tuple[str, str], str] = {
+    **_cells("abort", "idle", "an abort is of a request"),
+    **_cells("abort", "ending", "a request that was aborted, and waits for the report of its load, is not aborted again"),
+    **_cells(
+        "preempt",
+        "idle waiting following load_queued load_copying load_ended preempted ending",
+        "only running requests are preempted, and here the state is that of the request",
+    ),
+    **_cells("stop", "load_copying save_copying", "a shutdown is between two steps, and lets a copy end first"),
+    **_cells(
+        "load_fails load_own load_beside load_failed", "idle", "a load is a request's, which keeps its blocks until the load is reported"
+    ),
+    **_cells("evict tier_full drop_tainted gave_up", "idle", "places are taken, saves dropped and waits ended in steps of requests"),
+    **_cells("publish source_reused save_fails", "load_copying", "one thread copies: while it loads it saves nothing"),
+    **_cells("publish source_reused", "save_copying", "what a copy brought is settled after it"),
+    **_cells("detached", "load_copying save_copying", "the thread that copies is the one that looks at the control page"),
+    **_cells("detached", "frozen", "a frozen thread does not look at the control page"),
+}
 
 
 class Coverage:

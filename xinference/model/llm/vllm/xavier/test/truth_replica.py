@@ -152,6 +152,7 @@ class Replica(MiniEngine):
     ) -> None:
         super().__init__(*place, **settings)
         self.dead = self.frozen = self.step_works = self.copier_works = self.saving = self.loading = False
+        self.thread = ""  # which one has the turn
         self.ticks = self.expected_errors = 0
         self.errors_before = self.counter("hook_errors")  # of predecessors in the same file
         self.books: object = None  # as they were when they were last checked
@@ -182,6 +183,7 @@ class Replica(MiniEngine):
         if self.dead or busy:
             return False
         flag = "step_works" if thread == "step" else "copier_works"
+        before, self.thread = self.thread, thread
         setattr(self, flag, True)
         try:
             action()
@@ -190,6 +192,7 @@ class Replica(MiniEngine):
                 raise
         finally:
             setattr(self, flag, False)
+            self.thread = before
         return True
 
     def step(self) -> None:
@@ -288,7 +291,8 @@ class Replica(MiniEngine):
                 if not copies:
                     return
                 before = self.saving, self.loading
-                self.saving, self.loading = flag == "saving", flag == "loading"
+                self.saving |= flag == "saving"
+                self.loading |= flag == "loading" and self.thread == "copier"
                 try:
                     real(slab, copies)
                 finally:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from xinference.model.llm.vllm.xavier.test.mini_blocks import WrongBytes
 from xinference.model.llm.vllm.xavier.test.truth_coverage import Coverage
+from xinference.model.llm.vllm.xavier.test.truth_events import Event, Pause
 from xinference.model.llm.vllm.xavier.test.truth_replica import Killed
-from xinference.model.llm.vllm.xavier.test.truth_schedule import Event, Pause, Run, Schedule, draw
+from xinference.model.llm.vllm.xavier.test.truth_schedule import Run, Schedule, draw
 from xinference.model.llm.vllm.xavier.test.truth_world import World
 
 GC_EVERY = 40

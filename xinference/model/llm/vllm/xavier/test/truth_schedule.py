@@ -3,64 +3,12 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from xinference.model.llm.vllm.xavier.test.truth_events import INNER_KINDS, KINDS, STOPS, THREADS, Event, Pause, draw_opening
 from xinference.model.llm.vllm.xavier.test.truth_replica import Killed, LastStores, Replica
 from xinference.model.llm.vllm.xavier.test.truth_world import Shape, Slot, World, prompt
 
 MAX_DEPTH = 3  # events within events
-
-# kind -> weight
-KINDS = {
-    "add": 18,
-    "burst": 6,
-    "warm": 2,
-    "step": 40,
-    "copy": 20,
-    "poll": 5,
-    "forget": 6,
-    "abort": 3,
-    "clear": 2,
-    "crash": 1,
-    "crash_at_a_store": 1.5,
-    "stop": 0.5,
-    "restart": 5,
-    "no_room": 0.5,
-    "unfinished": 0.5,
-    "damage": 1,
-    "tell": 3,
-    "freeze": 1,
-    "thaw": 2,
-    "save_fails": 1,
-    "load_fails": 3,
-}
-# While a thread is stopped, clears and those who hear of them matter more.
-INNER_KINDS = KINDS | {"poll": 14, "clear": 5, "abort": 5, "forget": 2, "warm": 8}
-# At which stop of a thread others go on: most turns have few.
-STOPS = (0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10)
-# Events of one thread of one engine, which others may overtake.
-THREADS = frozenset({"step", "copy", "poll"})
-
-
-class Pause(NamedTuple):
-    """At this stop of a thread (counted from its start) these events come first."""
-
-    at: int
-    events: "tuple[Event, ...]"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happens. ``who`` and ``what`` mean what the kind makes of them, and never nothing: so any event may be left out."""
-
-    kind: str
-    who: int
-    what: int
-    pauses: tuple[Pause, ...] = ()
-
-    def __str__(self) -> str:
-        inner = "".join(f" [{pause.at}: {'; '.join(map(str, pause.events))}]" for pause in self.pauses)
-        return f"{self.kind} {'abc'[self.who]} {self.what}{inner}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +32,13 @@ def draw(seed: int) -> Schedule:
         Shape(rng.choice((9, 10, 12, 16)), rng.choice((2, 4, 6, 8, 12, 20)), rng.choice((8, 16, 32))) for _ in range(num_replicas)
     )
     focus = rng.random() < 0.5  # half of the schedules crowd one engine
-    warm = [Event("warm", rng.randrange(num_replicas), rng.getrandbits(24)) for _ in range(rng.randrange(4))]
-    return Schedule(seed, shapes, (*warm, *_draw_events(rng, num_replicas, rng.randrange(12, 28), 0, focus)))
+    opening = draw_opening(rng, num_replicas) if rng.random() < 0.6 else _draw_warm(rng, num_replicas)
+    return Schedule(seed, shapes, (*opening, *_draw_events(rng, num_replicas, rng.randrange(12, 28), 0, focus)))
+
+
+def _draw_warm(rng: random.Random, num_replicas: int) -> list[Event]:
+    """Tiers that hold something."""
+    return [Event("warm", rng.randrange(num_replicas), rng.getrandbits(24)) for _ in range(rng.randrange(4))]
 
 
 def _draw_events(rng: random.Random, num_replicas: int, count: int, depth: int, focus: bool) -> Iterator[Event]:
@@ -186,7 +139,7 @@ class Run:
     def _warm(self, slot: Slot, event: Event) -> None:
         """A request from arrival to end; the engine forgets it, its tier does not."""
         if slot.replica is not None:
-            self._turn(slot, event, lambda _: self._world.warm(slot, prompt(event.what)), "step")
+            self._turn(slot, event, lambda _: self._world.warm(slot, prompt(event.what // 128)), "step")
 
     def _abort(self, slot: Slot, event: Event) -> None:
         replica = slot.replica

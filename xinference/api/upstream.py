@@ -7,6 +7,7 @@ ended is closed, which is how a request is aborted.
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,8 +17,13 @@ import aiohttp
 
 from xinference.api.config import ApiConfig
 from xinference.api.route_table import Endpoint
+from xinference.errors import NoReplicaAvailable
 
 _CONNECTION_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError)
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+NO_DESCRIPTOR: Final = (
+    "the server has no file descriptor left for a connection to a replica: try again later; its limit is raised with `ulimit -n`"
+)
 
 
 class ConnectionLost(Exception):
@@ -91,6 +97,7 @@ class Upstreams:
 
         Raises:
             ConnectionLost: nobody listens, or the connection broke before the answer.
+            NoReplicaAvailable: this process has no descriptor for a connection, which is no replica's fault.
         """
         session = self._session(endpoint)
         session.num_open += 1
@@ -98,6 +105,8 @@ class Upstreams:
             try:
                 response = await session.client.post(path, data=content, headers=headers)
             except _CONNECTION_ERRORS as error:
+                if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
+                    raise NoReplicaAvailable(NO_DESCRIPTOR, code="out_of_descriptors") from error
                 raise ConnectionLost(_describe(error)) from error
             try:
                 yield Upstream(response)

@@ -33,9 +33,10 @@ import psutil
 from benchmarks.report import keep
 from xinference.api.cluster import SupervisorClient
 from xinference.api.test.fakes import serving
-from xinference.core.test.clusters import Cluster, running_cluster, until
+from xinference.core.test.clusters import Cluster, running_cluster, spec, until
 
 WARM_ROUNDS = 3
+PATIENCE_SECONDS = 300.0  # for one step of a round, on a machine that does other things as well
 LEAST_ROUNDS = WARM_ROUNDS + 4  # two quarters of at least one round, and something between
 WORKERS = 2  # of each kind of request
 KINDS = ("engine", "keeper", "pool")
@@ -65,7 +66,7 @@ class Load:
         async def none() -> bool:
             return self.num_running == 0
 
-        await until(none)
+        await until(none, PATIENCE_SECONDS)
 
     async def _repeat(self, kind: str) -> None:
         number = 0
@@ -80,7 +81,7 @@ class Load:
                 self.failures.append(f"{kind} {number}: {type(error).__name__}: {error}")
             finally:
                 self.num_running -= 1
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
     async def _one(self, kind: str, number: int) -> None:
         body = {"model": "m", "prompt": f"{kind} {number % 50} of words that repeat " * 8, "max_tokens": 8, "stream": kind != "short"}
@@ -111,7 +112,8 @@ class Churn:
         uid = f"churn-{number}"
         sharing = self._draw.random() < 0.7
         share: dict[str, Any] = {"enable_xavier": True} if sharing else {"enable_xavier": False, "xavier_cpu_cache_bytes": None}
-        await self._cluster.launch(model_uid=uid, replica=2, **share)
+        await self._cluster.supervisor.launch_model(spec(model_uid=uid, **share))
+        await self._all_ready(uid, 2)
         self.done["launch"] += 1
         await self._ask(uid)
         await self._scale(uid, 3)
@@ -135,13 +137,15 @@ class Churn:
 
     async def _scale(self, uid: str, replica: int) -> None:
         await self._cluster.supervisor.scale_model(uid, replica)
+        await self._all_ready(uid, replica)
+        self.done[f"scale to {replica}"] += 1
 
+    async def _all_ready(self, uid: str, replica: int) -> None:
         async def reached() -> bool:
             found = await self._cluster.supervisor.list_replicas(uid)
             return len(found) == replica and all(one["state"] == "ready" for one in found)
 
-        await until(reached)
-        self.done[f"scale to {replica}"] += 1
+        await until(reached, PATIENCE_SECONDS)
 
     async def _break(self, uid: str) -> None:
         """Kill or stop one process of one replica, and wait for its successor."""
@@ -154,7 +158,7 @@ class Churn:
             found = await self._cluster.supervisor.list_replicas(uid)
             return all(one["state"] == "ready" for one in found) and all(one["incarnation"] != victim["incarnation"] for one in found)
 
-        await until(again)
+        await until(again, PATIENCE_SECONDS)
         self.done[f"{number.name} {kind}"] += 1
 
 

@@ -3,16 +3,17 @@
 from benchmarks.guards.guard import Guard, In
 
 LIFE = "pure/test_connector_life.py"
+FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
 SHARING = "pure/test_connector_sharing.py"
 STATES_UNCHANGED = "the copy of one owner's bytes is published, of two owners' never"
-blocks = In("transfer/blocks.py", LIFE, CLEAR)
+blocks = In("transfer/blocks.py", LIFE, FAILED, CLEAR)
 mover = In("transfer/mover.py", "cpu/test_transfer_cpu.py", "pure/test_transfer_bytes.py")
 plain = In("transfer/bytes.py", "pure/test_transfer_bytes.py", "cpu/test_transfer_cpu.py")
 cpu = In("transfer/cpu.py", "cpu/test_transfer_cpu.py")
 strided = In("transfer/strided.py", "cpu/test_transfer_cpu.py")
 staged = In("transfer/staged.py", "cpu/test_transfer_cpu.py")
-loader = In("transfer/loader.py", LIFE, SHARING, CLEAR)
+loader = In("transfer/loader.py", LIFE, FAILED, SHARING, CLEAR)
 
 GUARDS: tuple[Guard, ...] = (
     blocks("generation", "            self._generations[block] += 1\n", "", STATES_UNCHANGED),
@@ -25,14 +26,18 @@ GUARDS: tuple[Guard, ...] = (
     plain("whole_blocks", "if block_bytes <= 0 or len(memory) % block_bytes:", "if False:", "memory is whole blocks"),
     plain(
         "save_outside",
-        "        refuse_outside(copies, self.num_blocks, slab.num_places)\n        size = self._block_bytes\n        for block, place in copies:\n            start = place * slab.place_bytes\n            slab.view",
-        "        size = self._block_bytes\n        for block, place in copies:\n            start = place * slab.place_bytes\n            slab.view",
+        "        refuse_outside(copies, self.num_blocks, slab.num_places)\n        size = self._block_bytes\n"
+        "        for block, place in copies:\n            start = place * slab.place_bytes\n            slab.view",
+        "        size = self._block_bytes\n        for block, place in copies:\n            start = place * slab.place_bytes\n"
+        "            slab.view",
         "a save that names memory which does not exist moves nothing",
     ),
     plain(
         "load_outside",
-        "        refuse_outside(copies, self.num_blocks, slab.num_places)\n        size = self._block_bytes\n        for block, place in copies:\n            start = place * slab.place_bytes\n            self._memory",
-        "        size = self._block_bytes\n        for block, place in copies:\n            start = place * slab.place_bytes\n            self._memory",
+        "        refuse_outside(copies, self.num_blocks, slab.num_places)\n        size = self._block_bytes\n"
+        "        for block, place in copies:\n            start = place * slab.place_bytes\n            self._memory",
+        "        size = self._block_bytes\n        for block, place in copies:\n            start = place * slab.place_bytes\n"
+        "            self._memory",
         "a load that names memory which does not exist moves nothing",
     ),
     cpu("writable", "        if not slab.writable:\n", "        if False:\n", "nobody writes to a peer's slab"),
@@ -59,13 +64,15 @@ GUARDS: tuple[Guard, ...] = (
     staged("writable", "        if not slab.writable:\n", "        if False:\n", "nobody writes to a peer's slab"),
     staged(
         "save_outside",
-        "        refuse_outside(copies, self._strided.num_blocks, slab.rows.shape[0])\n        for blocks, places, host, device in self._turns(copies):\n            with",
+        "        refuse_outside(copies, self._strided.num_blocks, slab.rows.shape[0])\n"
+        "        for blocks, places, host, device in self._turns(copies):\n            with",
         "        for blocks, places, host, device in self._turns(copies):\n            with",
         "a save that names memory which does not exist moves nothing",
     ),
     staged(
         "load_outside",
-        "        refuse_outside(copies, self._strided.num_blocks, slab.rows.shape[0])\n        for blocks, places, host, device in self._turns(copies):\n            torch",
+        "        refuse_outside(copies, self._strided.num_blocks, slab.rows.shape[0])\n"
+        "        for blocks, places, host, device in self._turns(copies):\n            torch",
         "        for blocks, places, host, device in self._turns(copies):\n            torch",
         "a load that names memory which does not exist moves nothing",
     ),
@@ -102,6 +109,7 @@ GUARDS: tuple[Guard, ...] = (
         "loads that raised are recomputed",
         "pure/test_transfer_marks.py",
         LIFE,
+        FAILED,
     ),
     loader(
         "ends",
@@ -135,7 +143,8 @@ GUARDS: tuple[Guard, ...] = (
     ),
     loader(
         "batch_failed",
-        '                self._state.report("a load", error)\n                failed = {block for read in batch.reads for block in read.blocks}\n',
+        '                self._state.report("a load", error)\n'
+        "                failed = {block for read in batch.reads for block in read.blocks}\n",
         '                self._state.report("a load", error)\n                failed = set()\n',
         "a batch whose copy raised is recomputed",
     ),

@@ -143,7 +143,8 @@ WORDS: tuple[Guard, ...] = (
     records(
         "check_last",
         "        records[base + K0] = k0\n",
-        "        records[base + CHECK] = record_check(place, k0, k1, records[base + GENERATION], epoch, p0, p1, flags)\n        records[base + K0] = k0\n",
+        "        records[base + CHECK] = record_check(place, k0, k1, records[base + GENERATION], epoch, p0, p1, flags)\n"
+        "        records[base + K0] = k0\n",
         "a record is valid when all of it is written",
         "pure/test_interleavings.py",
     ),

@@ -3,10 +3,11 @@
 from benchmarks.guards.guard import Guard, In
 
 LIFE = "pure/test_connector_life.py"
+FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
 ENGINE = "cpu/test_connector_vllm_scheduler.py"
 VIEWS = "cpu/test_connector_views.py"
-engine = In("connector/engine.py", LIFE, "pure/test_transfer_copier.py", VIEWS)
+engine = In("connector/engine.py", LIFE, FAILED, "pure/test_transfer_copier.py", VIEWS)
 adapters = In("connector/adapters.py", "pure/test_connector_facts.py")
 facts = In("connector/facts.py", "pure/test_connector_facts.py")
 identity = In("connector/identity.py", "pure/test_connector_facts.py")
@@ -17,11 +18,13 @@ GUARDS: tuple[Guard, ...] = (
     engine("close_once", "        if self.closed:\n            return\n", "", "a second close does nothing"),
     engine(
         "copy_under_way",
-        '        if not self.copier.close(DRAIN_SECONDS):\n            logger.warning("a copy did not end in time: the segment stays locked until this process ends")\n            return\n',
+        "        if not self.copier.close(DRAIN_SECONDS):\n"
+        '            logger.warning("a copy did not end in time: the segment stays locked until this process ends")\n'
+        "            return\n",
         "        self.copier.close(DRAIN_SECONDS)\n",
         "the segment is not let go while a copy writes to it",
     ),
-    engine("closed_told", "            self.state.closed = True\n", "", "hooks after a shutdown touch no segment", ENGINE, LIFE),
+    engine("closed_told", "            self.state.closed = True\n", "", "hooks after a shutdown touch no segment", ENGINE, LIFE, FAILED),
     engine(
         "start_epoch",
         "        epoch = control.state.epoch\n",

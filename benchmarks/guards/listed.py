@@ -1,17 +1,19 @@
 """All guards, in the order of the package."""
 
-from benchmarks.guards import copies, directory, engines, loads, outside, policy, shared_memory, steps, store, threads
+from benchmarks.guards import copies, directory, engines, files, halves, loads, outside, policy, segments, steps, store, threads
 from benchmarks.guards.guard import Guard
 
 GUARDS: tuple[Guard, ...] = (
     *directory.GUARDS,
-    *shared_memory.GUARDS,
+    *files.GUARDS,
+    *segments.GUARDS,
     *policy.GUARDS,
     *store.GUARDS,
     *copies.GUARDS,
     *threads.GUARDS,
     *loads.GUARDS,
     *steps.GUARDS,
+    *halves.GUARDS,
     *engines.GUARDS,
     *outside.GUARDS,
 )

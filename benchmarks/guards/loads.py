@@ -3,14 +3,15 @@
 from benchmarks.guards.guard import Guard, In
 
 LIFE = "pure/test_connector_life.py"
+FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
 SHARING = "pure/test_connector_sharing.py"
 LEADERS = "pure/test_connector_leaders.py"
 SYNCHRONOUS = "cpu/test_schedule_failed_loads.py"
 ENGINE = "cpu/test_connector_vllm_scheduler.py"
-offers = In("connector/offers.py", SHARING, CLEAR, LIFE)
-loads = In("connector/loads.py", LIFE, SHARING, LEADERS)
-saving = In("connector/saving.py", SHARING, CLEAR, LIFE)
+offers = In("connector/offers.py", SHARING, CLEAR, LIFE, FAILED)
+loads = In("connector/loads.py", LIFE, FAILED, SHARING, LEADERS)
+saving = In("connector/saving.py", SHARING, CLEAR, LIFE, FAILED)
 lookup = In("connector/lookup.py", SHARING, CLEAR)
 requests = In("connector/requests.py", SHARING)
 
@@ -31,6 +32,7 @@ GUARDS: tuple[Guard, ...] = (
         "no more than the prompt is offered",
         SHARING,
         LIFE,
+        FAILED,
         ENGINE,
     ),
     offers("hashes_known", "        stop = min(stop, len(request.chain))\n", "", "a block without its hash is not looked for"),
@@ -209,6 +211,7 @@ GUARDS: tuple[Guard, ...] = (
         "what served a request again is kept longer",
         "pure/test_transfer_copier.py",
         LIFE,
+        FAILED,
         SHARING,
     ),
     loads("cancel", "            state.load.cancelled = True\n", "            pass\n", "a load whose request ended is cut short"),
@@ -309,5 +312,6 @@ GUARDS: tuple[Guard, ...] = (
         "a record is found by the identity that the route drew",
         "cpu/test_connector_vllm_scheduler.py",
         LIFE,
+        FAILED,
     ),
 )

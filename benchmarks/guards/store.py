@@ -2,7 +2,7 @@
 
 from benchmarks.guards.guard import Guard, In
 
-tier = In("store/tier.py", "pure/test_tier.py", "pure/test_tier_schedules.py")
+tier = In("store/tier.py", "pure/test_guards_store.py", "pure/test_tier.py", "pure/test_tier_schedules.py")
 
 GUARDS: tuple[Guard, ...] = (
     tier(

@@ -3,14 +3,15 @@
 from benchmarks.guards.guard import Guard, In
 
 LIFE = "pure/test_connector_life.py"
+FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
 SHARING = "pure/test_connector_sharing.py"
 POLLS = "pure/test_scenario_polls.py"
 STATES_UNCHANGED = "the copy of one owner's bytes is published, of two owners' never"
 epoch = In("transfer/epoch.py", CLEAR)
-copier = In("transfer/copier.py", "pure/test_transfer_copier.py", LIFE, CLEAR, SHARING)
+copier = In("transfer/copier.py", "pure/test_transfer_copier.py", LIFE, FAILED, CLEAR, SHARING)
 peers = In("transfer/peers.py", "pure/test_transfer_peers.py")
-state = In("transfer/state.py", LIFE, CLEAR)
+state = In("transfer/state.py", LIFE, FAILED, CLEAR)
 
 GUARDS: tuple[Guard, ...] = (
     copier(
@@ -84,6 +85,7 @@ GUARDS: tuple[Guard, ...] = (
         "a fragment without its head is touched from its own beginning",
         "pure/test_connector_sharing.py",
         LIFE,
+        FAILED,
     ),
     copier("touch_raises", '            state.report("a touch", error)\n', "            raise\n", "a touch that fails costs nothing else"),
     copier(
@@ -115,6 +117,7 @@ GUARDS: tuple[Guard, ...] = (
         "saves that ended hold no room",
         "pure/test_connector_clear.py",
         LIFE,
+        FAILED,
     ),
     copier(
         "only_good",
@@ -122,6 +125,7 @@ GUARDS: tuple[Guard, ...] = (
         "good = []",
         "what is published was copied",
         LIFE,
+        FAILED,
         SHARING,
     ),
     copier(
@@ -212,6 +216,7 @@ GUARDS: tuple[Guard, ...] = (
         "        if True:\n",
         "nothing is counted in a segment that was let go",
         LIFE,
+        FAILED,
         "cpu/test_connector_vllm_scheduler.py",
     ),
     state("logged_once", "        if (where, type(error)) not in self.reported:\n", "        if True:\n", "a log is not flooded"),

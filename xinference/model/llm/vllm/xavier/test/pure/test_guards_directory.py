@@ -70,6 +70,16 @@ def test_a_damaged_generation_does_not_stop_a_successor(tmp_path: Path) -> None:
     assert successor.place_of(key(3)) == 2
 
 
+def test_a_record_is_not_made_valid_again_by_withdrawing_it(tmp_path: Path) -> None:
+    owner = open_segment(tmp_path, small())
+    fill(owner, 2, key(1))
+    owner.close()
+    patch_record(tmp_path, 2, {GENERATION: record_of(tmp_path, 2)[GENERATION] - 1})
+    successor = open_segment(tmp_path, small(), incarnation=8)
+    assert len(successor.adopted) == 0
+    assert successor.key_of(2) is None
+
+
 def test_the_highest_publish_order_does_not_stop_a_successor(tmp_path: Path) -> None:
     owner = open_segment(tmp_path, small(1))
     fill(owner, 0, key(1))

@@ -1,38 +1,56 @@
 """Which weights an adapter's name stands for: before vLLM 0.31 the engine's block hash holds the name alone."""
 
+import logging
 import os
 from collections.abc import Hashable, Iterator
 from hashlib import blake2b
 
+logger = logging.getLogger(__name__)
+
 DIGEST_BYTES = 16
-# Adapters whose digest is kept; an engine has far fewer at a time.
+# Adapters whose digest is kept, those not asked for longest are forgotten; an engine has far fewer at a time.
 DIGESTS_MAX = 256
 
 
 class AdapterDigests:
-    """Digests of adapters' files by name, size, time of change and inode, taken once a loading.
+    """Digests of adapters' files by name, size, time of change and inode, as they were when the engine loaded them.
 
-    The engine keeps an adapter in memory under an id, whatever becomes of its files: so a digest is taken when an id is first seen, which
-    is when the engine loads it, and again when a request asks for loading in place.
+    The engine keeps an adapter in memory under an id, whatever becomes of its files, until it needs the room; then it loads the files
+    again, as they are by then, and tells nobody. So a digest is taken when an id is first seen, which is when the engine loads it, and
+    again when a request asks for loading in place. Once the files are others than those, nobody can say which the engine has.
     """
 
     def __init__(self) -> None:
         self._digest_by_loading: dict[Hashable, bytes] = {}
+        self._doubtful: set[Hashable] = set()
 
     def digest(self, name: str, number: int, path: str, fresh: bool) -> bytes:
-        """The adapter's digest.
+        """The adapter's digest; one that nobody else has, at each call another, if its files changed since it was loaded.
 
         Args:
             name, number, path: as the request names it.
             fresh: the engine loads it again for this request.
         """
         loading = (name, number, path)
-        known = self._digest_by_loading.get(loading)
+        known, present = self._digest_by_loading.pop(loading, None), _digest(name, path)
         if known is None or fresh:
-            if len(self._digest_by_loading) >= DIGESTS_MAX:
-                self._digest_by_loading.clear()
-            known = self._digest_by_loading[loading] = _digest(name, path)
-        return known
+            known = present
+            self._doubtful.discard(loading)
+        if len(self._digest_by_loading) >= DIGESTS_MAX:
+            del self._digest_by_loading[next(iter(self._digest_by_loading))]
+        self._digest_by_loading[loading] = known
+        return known if known == present else self._nobodys(loading)
+
+    def _nobodys(self, loading: tuple[str, int, str]) -> bytes:
+        if loading not in self._doubtful:
+            if len(self._doubtful) >= DIGESTS_MAX:
+                self._doubtful.clear()
+            self._doubtful.add(loading)
+            name, _, path = loading
+            logger.warning(
+                "adapter %s shares nothing any more: files in %s changed after it was loaded; load it again in place", name, path
+            )
+        return os.urandom(DIGEST_BYTES)
 
 
 def _digest(name: str, path: str) -> bytes:

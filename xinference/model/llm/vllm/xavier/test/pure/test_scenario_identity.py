@@ -213,3 +213,20 @@ def test_an_adapter_reloaded_under_its_name_while_the_engine_runs_finds_nothing_
     assert one.sources("r2") == {"computed": 20}
     two.ask("r3", range(20), adapter=AdapterDigests().digest("a", 7, str(adapter), False))
     assert two.sources("r3") == {"peer_cpu": 16, "computed": 4}, "the new weights are shared"
+
+
+def test_an_adapter_whose_files_changed_under_a_running_engine_shares_nothing_with_anybody(make: Make, adapter: Path) -> None:
+    """The engine may have loaded them anew for want of room, without a word: its blocks may be of either weights."""
+    one, two = (make(uid, Namespace(**BASE)) for uid in ("one", "two"))
+    one.know(two)
+    two.know(one)
+    digests = AdapterDigests()
+    one.ask("r1", range(20), adapter=digests.digest("a", 1, str(adapter), False))
+    replace_weights(adapter)
+    one.reset()
+    for number in range(2):
+        one.ask(f"doubtful-{number}", range(20), adapter=digests.digest("a", 1, str(adapter), False))
+        assert one.sources(f"doubtful-{number}") == {"computed": 20}
+        one.reset()
+    two.ask("r3", range(20), adapter=AdapterDigests().digest("a", 1, str(adapter), False))
+    assert two.sources("r3") == {"computed": 20}

@@ -80,7 +80,6 @@ GUARDS = (
     Guard("failed_copy_is_not_published", "transfer.copier", "Copier._settle_save", "failed or state.corrupted", "state.corrupted"),
     Guard("failed_load_is_reported", "transfer.loader", "Loader._copy", "job_by_block[piece.block].failed_blocks.add(piece.block)", "pass"),
     Guard("adoption_checks_records", "directory.adoption", "_valid_by_order", "check == record_check(", "check or record_check("),
-    Guard("adoption_withdraws_for_good", "directory.adoption", "_withdraw", "table.record(place) is not None", "False"),
     Guard("orphans_are_withdrawn", "store.tier", "CpuTier._restore", "segment.invalidate(place)", "pass"),
     Guard("leaves_first", "policy.placement", "PlacementBook._evictable", "and not self._table.children[place]", ""),
     Guard("pinned_is_not_evicted", "policy.placement", "PlacementBook._evictable", "and not self._table.pins[place]", ""),

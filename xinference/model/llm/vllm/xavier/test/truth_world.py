@@ -14,6 +14,7 @@ from xinference.model.llm.vllm.xavier.directory.control import ControlPageWriter
 from xinference.model.llm.vllm.xavier.directory.layout import LINE_WORDS, RECORD_BYTES, WORD_BYTES
 from xinference.model.llm.vllm.xavier.directory.names import control_path, segment_path, unfinished_path
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
+from xinference.model.llm.vllm.xavier.directory.records import GENERATION
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
 from xinference.model.llm.vllm.xavier.errors import SharedMemoryFull
 from xinference.model.llm.vllm.xavier.test.mini_blocks import BLOCK, Request
@@ -196,11 +197,12 @@ class World:
         os.chmod(path, 0o600)
 
     def tear(self, slot: Slot, number: int) -> None:
-        """One word of one record in the slot's file is lost, as if its owner had died while it wrote it."""
+        """One word of one record in the slot's file is lost. Never the generation: all withdrawing rests on that one store."""
         if os.path.exists(self.path(slot)):
             geometry = SegmentReader.open(self.path(slot), expected_incarnation=None).geometry
+            word = [word for word in range(LINE_WORDS) if word != GENERATION][number // 64 % (LINE_WORDS - 1)]
             with open(self.path(slot), "r+b") as file:
-                file.seek(geometry.records_offset + number % geometry.num_places * RECORD_BYTES + number // 64 % LINE_WORDS * WORD_BYTES)
+                file.seek(geometry.records_offset + number % geometry.num_places * RECORD_BYTES + word * WORD_BYTES)
                 file.write(bytes(WORD_BYTES))
 
     def path(self, slot: Slot) -> str:

@@ -70,6 +70,11 @@ class Watch:
     probe_seconds: float = 1.0
 
     @property
+    def patience_seconds(self) -> float:
+        """Silence after which an engine is hung: one look less than ``hang_seconds``, within which it is to be found and killed."""
+        return max(self.hang_seconds / 2, self.hang_seconds - self.health_seconds)
+
+    @property
     def probe_patience_seconds(self) -> float:
         """How long the process that watches an engine may take to answer: so that one that stopped just after a probe is found in time."""
         return max(self.hang_seconds / 2, self.hang_seconds - self.probe_seconds)
@@ -194,8 +199,8 @@ class ReplicaRunner:
             stopped = self._engine.stopped()
             if stopped is None:
                 last_running = now
-            elif now - last_running >= self._watch.hang_seconds:
-                return f"process {stopped} of the engine has been stopped for {self._watch.hang_seconds:g} s (hung)"
+            elif now - last_running >= self._watch.patience_seconds:
+                return f"process {stopped} of the engine has been stopped for {self._watch.patience_seconds:g} s (hung)"
 
     async def _wait_ready(self) -> str | None:
         """None once the engine serves, else why it does not."""
@@ -217,17 +222,17 @@ class ReplicaRunner:
                 return self._engine.explain(ended.result())
             asked = self._clock.now()
             last_answer += missed_seconds(began, asked, self._watch.health_seconds)
-            patience = last_answer + self._watch.hang_seconds - asked
+            patience = last_answer + self._watch.patience_seconds - asked
             healthy = patience > 0 and await self._engine.health(patience)
             now = self._clock.now()
             if missed_seconds(asked, now, max(0.0, patience)):  # an answer came and nobody was there to read it
                 last_answer = now
-            if (self._silence() or 0.0) >= self._watch.hang_seconds:
-                return f"the engine's core has not moved for {self._watch.hang_seconds:g} s (hung)"
+            if (self._silence() or 0.0) >= self._watch.patience_seconds:
+                return f"the engine's core has not moved for {self._watch.patience_seconds:g} s (hung)"
             if healthy:
                 last_answer, wrong = now, 0
-            elif now - last_answer >= self._watch.hang_seconds:
-                return f"the engine answered no health check for {self._watch.hang_seconds:g} s (hung)"
+            elif now - last_answer >= self._watch.patience_seconds:
+                return f"the engine answered no health check for {self._watch.patience_seconds:g} s (hung)"
             elif now - asked < patience and not ended.done():
                 wrong += 1
                 if wrong >= self._watch.wrong_answers:

@@ -43,7 +43,9 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """Two replicas with Xavier and a plain engine of the same model, all on the CPU."""
     model = make_random_model(tmp_path_factory.mktemp("models") / "tiny")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="xinference-live-") as shm:
-        server = ServerProcess("local", tmp_path_factory.mktemp("server"), environment={"XINFERENCE_SHM_DIR": shm})
+        # Many tests kill replicas: each time counts for itself, so that none is given up and the wait before a relaunch stays short.
+        environment = {"XINFERENCE_SHM_DIR": shm, "XINFERENCE_RESTART_WINDOW_SECONDS": "1"}
+        server = ServerProcess("local", tmp_path_factory.mktemp("server"), environment=environment)
         server.start("--port", str(server.port))
         try:
             server.wait_until_serving()

@@ -38,6 +38,11 @@ def test_a_watching_process_that_stops_just_after_a_probe_is_found_within_the_ha
     assert Watch(hang_seconds=5.0, probe_seconds=probe_seconds).probe_patience_seconds == patience
 
 
+@pytest.mark.parametrize(("health_seconds", "patience"), [(0.5, 4.5), (0.0, 5.0), (4.0, 2.5)])
+def test_an_engine_that_is_silent_is_given_up_one_look_before_the_hang_limit(health_seconds: float, patience: float) -> None:
+    assert Watch(hang_seconds=5.0, health_seconds=health_seconds).patience_seconds == patience
+
+
 class Watched:
     """A runner with an engine that serves."""
 

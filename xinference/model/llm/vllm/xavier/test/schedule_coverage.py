@@ -19,13 +19,12 @@ STATES = (
     "decode",
     "preempted",
     "saving",  # blocks are on their way into places
-    "two in flight",  # steps whose outcome was not reported
+    "in flight",  # a step was dispatched whose outcome is not reported
 )
 # Cells that cannot be filled, and why.
 IMPOSSIBLE = {("abort", "leaving"): "it was aborted already: a second abort is not passed on"}
-IMPOSSIBLE_SYNCHRONOUS = {
-    (event, "two in flight"): "this scheduler is told one step's outcome before it schedules the next" for event in EVENTS
-}
+_ONE_IN_FLIGHT = "this scheduler is told one step's outcome before it schedules the next; both happen while it schedules"
+IMPOSSIBLE_SYNCHRONOUS = {(event, "in flight"): _ONE_IN_FLIGHT for event in ("evict", "preempt")}
 _COUNTERS = {
     "saves_blocks": "publish",
     "evictions": "evict",
@@ -44,31 +43,35 @@ class Coverage:
 
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
-    _preempted: bool = False
+    _preempted: set[int] = field(default_factory=set)
+    _counters: dict[int, dict[str, int]] = field(default_factory=dict)
 
-    def watch(self, replica: Replica) -> tuple[Replica, set[str], dict[str, int]]:
+    def watch(self, replica: Replica) -> tuple[Replica, set[str]]:
         """A replica before something happens."""
-        return replica, set(states_of(replica)), {name: replica.counter(name) for name in _COUNTERS}
+        self._counters.setdefault(id(replica), _read(replica))
+        return replica, set(states_of(replica))
 
-    def note(self, replica: Replica, seen: tuple[Replica, set[str], dict[str, int]]) -> None:
-        """The replica afterwards."""
-        before, states, counts = seen
+    def note(self, replica: Replica, seen: tuple[Replica, set[str]]) -> None:
+        """The replica afterwards. What happened in the middle of it and was noted then is not counted twice."""
+        before, states = seen
         if before is not replica:  # died: noted by ``ended``
             return
+        counts, self._counters[id(replica)] = self._counters[id(replica)], _read(replica)
         happened = {event for name, event in _COUNTERS.items() if replica.counter(name) > counts[name]}
-        if self._preempted:
+        if id(replica) in self._preempted:
             happened.add("preempt")
-            self._preempted = False
+            self._preempted.discard(id(replica))
         for event in happened:
             self._count(event, states)
 
-    def preempted(self, output: Any) -> None:
+    def preempted(self, replica: Replica, output: Any) -> None:
         """A step was scheduled."""
-        self._preempted = self._preempted or bool(output.preempted_req_ids)
+        if output.preempted_req_ids:
+            self._preempted.add(id(replica))
 
     def aborted(self, replica: Replica, request_id: str) -> None:
         """A request is about to be aborted."""
-        about = {"saving", "two in flight"} & set(states_of(replica))
+        about = {"saving", "in flight"} & set(states_of(replica))
         self._count("abort", about | {state_of(replica, request_id)})
 
     def ended(self, replica: Replica, event: str) -> None:
@@ -106,14 +109,18 @@ class Coverage:
         self.cells.update((event, state) for state in states)
 
 
+def _read(replica: Replica) -> dict[str, int]:
+    return {name: replica.counter(name) for name in _COUNTERS}
+
+
 def states_of(replica: Replica) -> Iterator[str]:
     """The states of all that is under way in a replica."""
     for request_id in replica.scheduler.requests:
         yield state_of(replica, request_id)
     if replica.engine.state.open_saves:
         yield "saving"
-    if len(replica.in_flight) > 1:
-        yield "two in flight"
+    if replica.in_flight:
+        yield "in flight"
 
 
 def state_of(replica: Replica, request_id: str) -> str:

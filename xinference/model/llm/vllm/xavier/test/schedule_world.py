@@ -1,16 +1,15 @@
 """Two replicas on vLLM's real schedulers, and the events that can befall them: a random schedule is a list of those.
 
-A schedule is drawn from a seed. Every event names its replica and carries a number that decides the rest, whatever came before it, so
-events can be left out and the others stay what they are. After each of them the replicas are looked over (``verify``), and in the end they
-are left to finish and must be idle, balanced and right.
+After each event the replicas are looked over (``verify``), and in the end they are left to finish and must be idle, balanced and right.
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from vllm.v1.request import Request
@@ -19,6 +18,7 @@ from xinference.model.llm.vllm.xavier.block.key import BlockKey, block_key
 from xinference.model.llm.vllm.xavier.directory.control import ControlState
 from xinference.model.llm.vllm.xavier.directory.geometry import segment_geometry, total_bytes
 from xinference.model.llm.vllm.xavier.test.schedule_coverage import Coverage
+from xinference.model.llm.vllm.xavier.test.schedule_events import Event, Sizes
 from xinference.model.llm.vllm.xavier.test.vllm_schedule import LAYERS, Replica
 from xinference.model.llm.vllm.xavier.test.vllm_worker import BLOCK, SLOT_BYTES, Slots, true_text
 
@@ -27,43 +27,7 @@ BLOCK_BYTES = len(LAYERS) * BLOCK * SLOT_BYTES
 RECORDS = 64
 FAMILIES = 2
 MAX_STEPS = 1500
-# What is drawn, and how often relative to the others.
-WEIGHTS = {
-    "dispatch": 28,
-    "outcome": 20,
-    "copy": 12,
-    "ask": 18,
-    "run": 7,
-    "forget": 6,
-    "abort": 4,
-    "poll": 3,
-    "fail_load": 2,
-    "fail_save": 1,
-    "during_load": 6,
-    "during_save": 2,
-    "clear": 1,
-    "crash": 1,
-    "restart": 1,
-}
-
-
-class Event(NamedTuple):
-    """One thing that happens."""
-
-    kind: str
-    replica: int
-    number: int
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How small everything is."""
-
-    num_blocks: int
-    cache_blocks: int
-    budget: int
-    batch_blocks: int
-    share: float
+SEVERAL_TURNS = ("run", "steps", "brink")
 
 
 class Clock:
@@ -75,29 +39,6 @@ class Clock:
     def monotonic(self) -> float:
         """In place of time.monotonic."""
         return self.now
-
-
-def draw_sizes(seed: int) -> Sizes:
-    """The replicas of a schedule."""
-    rng = random.Random(f"sizes {seed}")
-    return Sizes(rng.randint(9, 13), rng.randint(3, 20), rng.choice((32, 64, 128)), rng.choice((1, 2, 64)), rng.choice((0.25, 0.5, 1.0)))
-
-
-def draw_events(seed: int) -> list[Event]:
-    """The events of a schedule."""
-    rng = random.Random(f"events {seed}")
-    kinds = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=rng.randint(20, 60))
-    return _prelude(rng) + [Event(kind, rng.randrange(2), rng.getrandbits(32)) for kind in kinds]
-
-
-def _prelude(rng: random.Random) -> list[Event]:
-    """One replica computes a prompt; often the other is asked for the same at once, twice."""
-    prompt, other = rng.getrandbits(32), rng.getrandbits(32)
-    events = [Event("ask", 0, prompt), Event("ask", 0, other), Event("run", 0, 39)]
-    if rng.random() < 0.7:
-        events += [Event("ask", 1, number) for number in rng.choice(((prompt,), (prompt, prompt), (prompt, other, prompt)))]
-        events.append(Event("dispatch", 1, 0))
-    return events
 
 
 @dataclass
@@ -174,23 +115,34 @@ class World:
     def happen(self, event: Event) -> None:
         """Let an event happen, and look at what it did."""
         self.clock.now += (event.number >> 24) / 1000
-        watch = [self.coverage.watch(replica) for replica in self.replicas]
-        getattr(self, f"_on_{event.kind}")(event.replica, event.number)
-        for replica, seen in zip(self.replicas, watch, strict=True):
-            self.coverage.note(replica, seen)
+        act = partial(getattr(self, f"_on_{event.kind}"), event.replica, event.number)
+        if event.kind in SEVERAL_TURNS:
+            act()
+        else:
+            self._watched(act)
         self.verify()
 
-    def _on_ask(self, index: int, number: int) -> None:
+    def _watched(self, act: Callable[[], None]) -> None:
+        watch = [self.coverage.watch(replica) for replica in self.replicas]
+        act()
+        for replica, seen in zip(self.replicas, watch, strict=True):
+            self.coverage.note(replica, seen)
+
+    def _on_ask_long(self, index: int, number: int) -> None:
+        """A short prompt with a long answer."""
+        self._on_ask(index, number, long=True)
+
+    def _on_ask(self, index: int, number: int, long: bool = False) -> None:
         if len(self.live[index]) >= 6:
             return
         rng = random.Random(number)
-        length = max(1, rng.randint(1, 4) * BLOCK + rng.choice((-1, 0, 1, 1, 9)))
+        length = max(1, (rng.randint(1, 2) if long else rng.randint(1, 4)) * BLOCK + rng.choice((-1, 0, 1, 1, 9)))
         family = rng.randrange(FAMILIES)
         tokens = [(family * 131 + position * 7) % 499 for position in range(length)]
         if rng.random() < 0.2:
             tokens[length // 2 :] = [rng.randrange(500, 900) for _ in tokens[length // 2 :]]
         salt = rng.choice((None, None, None, None, None, "salt"))
-        max_tokens = rng.choice((1, 2, 20, 60, 90))
+        max_tokens = rng.choice((60, 90, 120) if long else (1, 2, 20, 60))
         self.num_asked += 1
         name = f"r{self.num_asked}"
         kinds: dict[str, Any] = {"prompt_logprobs": 1} if rng.random() < 0.05 else {}
@@ -205,7 +157,7 @@ class World:
         replica = self.replicas[index]
         if len(replica.in_flight) < self.depth and replica.scheduler.has_requests():
             output = replica.dispatch()
-            self.coverage.preempted(output)
+            self.coverage.preempted(replica, output)
         else:
             self._on_outcome(index, number)
 
@@ -224,8 +176,23 @@ class World:
         """A few turns in which the helper thread keeps up."""
         replica = self.replicas[index]
         for _ in range(1 + number % 40):
-            self._on_dispatch(index, number)
-            replica.engine.copier.run_pending()
+            self._watched(partial(self._on_dispatch, index, number))
+            self._watched(replica.engine.copier.run_pending)
+
+    def _on_steps(self, index: int, number: int) -> None:
+        """A few turns in which the helper thread does nothing."""
+        for _ in range(1 + number % 40):
+            self._watched(partial(self._on_dispatch, index, number))
+
+    def _on_brink(self, index: int, number: int) -> None:
+        """Turns without the helper thread, up to a few before the one in which a request is preempted."""
+        replica = self.replicas[index]
+        for _ in range(80):
+            free = replica.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+            left = [-request.num_computed_tokens % BLOCK for request in replica.scheduler.running]
+            if not left or (free < len(left) and min(left) <= number % 4):
+                return
+            self._watched(partial(self._on_dispatch, index, number))
 
     def _on_forget(self, index: int, number: int) -> None:
         """The engine's own prefix cache is reset; vLLM refuses while blocks are in use."""
@@ -292,7 +259,7 @@ class World:
             self._on_crash(index, number)
             return
         for _ in range(1 + number % 7):
-            self._on_dispatch(index, number)
+            self._watched(partial(self._on_dispatch, index, number))
             if not replica.engine.copier._working:
                 replica.engine.copier.run_pending()
         replica.mover.during_load, replica.mover.during_save = during

@@ -21,7 +21,8 @@ from xinference.model.llm.random_model import make_random_model
 from xinference.model.llm.vllm.xavier.connector import connector
 from xinference.model.llm.vllm.xavier.policy.rates import MeasuredRates
 from xinference.model.llm.vllm.xavier.test.schedule_coverage import Coverage
-from xinference.model.llm.vllm.xavier.test.schedule_world import Clock, Event, World, draw_events, draw_sizes
+from xinference.model.llm.vllm.xavier.test.schedule_events import Event, draw_events, draw_sizes
+from xinference.model.llm.vllm.xavier.test.schedule_world import Clock, World
 from xinference.model.llm.vllm.xavier.transfer.copier import Copier
 
 SCHEDULERS = {1: "Scheduler", 2: "AsyncScheduler"}

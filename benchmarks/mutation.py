@@ -1,7 +1,7 @@
 """Whether the tests notice when a guard is gone: `python -m benchmarks.mutation [--only NAME ...] [--jobs 1]`.
 
 Every guard of the shared cache stands in `benchmarks.guards` with what the code is without it. Each in turn is taken away in a copy of the
-tree, and the tests that should notice are run there: the one that noticed in the run that is kept, those named with the guard, then all of
+tree, and the tests that should notice are run there: the one that noticed in the last run, those named with the guard, then all of
 its area. A guard counts as held only by a test that goes red (or does not end: said so). A mutant that does not even load is a fault of the
 list, and so is a test that is red without any mutation. Names may be beginnings: `--only tier.` takes all of `store/tier.py`.
 """
@@ -23,11 +23,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.guards.guard import XAVIER_TESTS, Guard, GuardMissing
 from benchmarks.guards.listed import GUARDS
-from benchmarks.report import RESULTS, keep
+from benchmarks.report import RESULTS, circumstances, keep
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("xinference", "conftest.py", "pyproject.toml", "setup.cfg")
@@ -172,7 +172,8 @@ def _outcome(guard: Guard, verdict: Verdict, first_red: str, started: float) -> 
 def judge_all(guards: Sequence[Guard], jobs: int, whole: bool) -> list[Outcome]:
     """All of them, in order; each job has a tree of its own."""
     trees: SimpleQueue[Tree] = SimpleQueue()
-    noticed = _noticed()
+    noticed = {name: entry["first_red"] for name, entry in _kept().items() if entry["verdict"] == "caught"}
+    asked = {test for guard in guards for test in (*guard.tests, noticed.get(guard.name, "").partition("::")[0]) if (ROOT / test).is_file()}
 
     def one(guard: Guard) -> Outcome:
         tree = trees.get()
@@ -190,29 +191,38 @@ def judge_all(guards: Sequence[Guard], jobs: int, whole: bool) -> list[Outcome]:
             trees.put(Tree(root))
         for _ in range(jobs):
             tree = trees.get()
-            _refuse_red(tree, guards)
+            _refuse_red(tree, asked)
             trees.put(tree)
         return list(pool.map(one, guards))
 
 
-def _noticed() -> dict[str, str]:
-    """The first red test of each guard in the run that is kept."""
+def _kept() -> dict[str, dict[str, Any]]:
+    """What is known of each guard from the runs so far."""
     try:
-        kept = json.loads((RESULTS / "mutation.json").read_text())
+        return {entry["name"]: entry for entry in json.loads((RESULTS / "mutation.json").read_text())["guards"]}
     except FileNotFoundError:
         return {}
-    return {entry["name"]: entry["first_red"] for entry in kept["guards"] if entry["verdict"] == "caught"}
 
 
-def _refuse_red(tree: Tree, guards: Sequence[Guard]) -> None:
+def keep_outcomes(outcomes: Sequence[Outcome]) -> Path:
+    """Put these outcomes in the place of older ones of the same guards. Each says at which commit it was found."""
+    commit = circumstances()["commit"]
+    known = _kept() | {outcome.name: {**asdict(outcome), "commit": commit} for outcome in outcomes}
+    entries = [known[guard.name] for guard in GUARDS if guard.name in known]
+    verdicts = Counter(entry["verdict"] for entry in entries)
+    result = {"guards_listed": len(GUARDS), "verdicts": verdicts, "guards": entries}
+    return keep("mutation", {"command": "python -m benchmarks.mutation [--only NAME ...]", **result})
+
+
+def _refuse_red(tree: Tree, tests: set[str]) -> None:
     """A test that is red already would catch everything. What is compiled here need not be compiled for each mutant."""
-    run = tree.test(sorted({test for guard in guards for test in guard.tests}), WHOLE_RUN_SECONDS, whole=True)
+    run = tree.test(sorted(tests), WHOLE_RUN_SECONDS, whole=True)
     if not run.green:
         raise SystemExit(f"red without any mutation: {run.red} {run.said}")
 
 
 def main() -> None:
-    """Judge the guards asked for; only a run over all of them is kept."""
+    """Judge the guards asked for, print and keep the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[""], help="guards whose names begin so")
     parser.add_argument("--jobs", type=int, default=1, help="guards at a time, each in a copy of the tree of its own")
@@ -226,9 +236,7 @@ def main() -> None:
     seconds = round(time.monotonic() - started)
     counts = Counter(outcome.verdict for outcome in outcomes)
     print(f"\n{len(outcomes)} guards in {seconds} s: " + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
-    if len(guards) == len(GUARDS) and not arguments.named_only:
-        command = f"python -m benchmarks.mutation --jobs {arguments.jobs}"
-        print(keep("mutation", {"command": command, "seconds": seconds, "verdicts": counts, "guards": [asdict(o) for o in outcomes]}))
+    print(keep_outcomes([outcome for outcome in outcomes if outcome.verdict != "survived" or not arguments.named_only]))
     if counts["survived"] or counts["entry at fault"]:
         raise SystemExit(1)
 

@@ -48,9 +48,21 @@ GUARDS: tuple[Guard, ...] = (
     adapters("fresh", "if known is None or fresh:", "if known is None:", "what is loaded in place gets a new digest"),
     adapters(
         "bounded",
-        "            if len(self._digest_by_loading) >= DIGESTS_MAX:\n",
-        "            if False:\n",
+        "        if len(self._digest_by_loading) >= DIGESTS_MAX:\n",
+        "        if False:\n",
         "digests that are kept are bounded",
+    ),
+    adapters(
+        "changed",
+        "return known if known == present else self._nobodys(loading)",
+        "return known",
+        "files that changed after they were loaded share nothing",
+    ),
+    adapters(
+        "used_last", "self._digest_by_loading.pop(loading, None)", "self._digest_by_loading.get(loading)", "an adapter in use is remembered"
+    ),
+    adapters(
+        "nobodys", "        return os.urandom(DIGEST_BYTES)\n", '        return b"?"\n', "two requests on doubtful weights do not meet"
     ),
     facts(
         "oldest",

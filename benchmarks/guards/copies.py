@@ -2,6 +2,7 @@
 
 from benchmarks.guards.guard import Guard, In
 
+TRANSFER = "pure/test_guards_transfer.py"
 LIFE = "pure/test_connector_life.py"
 FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
@@ -13,7 +14,7 @@ plain = In("transfer/bytes.py", "pure/test_transfer_bytes.py", "cpu/test_transfe
 cpu = In("transfer/cpu.py", "cpu/test_transfer_cpu.py")
 strided = In("transfer/strided.py", "cpu/test_transfer_cpu.py")
 staged = In("transfer/staged.py", "cpu/test_transfer_cpu.py")
-loader = In("transfer/loader.py", LIFE, FAILED, SHARING, CLEAR)
+loader = In("transfer/loader.py", TRANSFER, FAILED, LIFE, SHARING, CLEAR)
 
 GUARDS: tuple[Guard, ...] = (
     blocks("generation", "            self._generations[block] += 1\n", "", STATES_UNCHANGED),
@@ -125,8 +126,8 @@ GUARDS: tuple[Guard, ...] = (
     ),
     loader(
         "elsewhere",
-        "for other in (OWN_SLAB, *(peer",
-        "for other in (OWN_SLAB, *(peer for peer in ()), *(peer",
+        "(OWN_SLAB, *(peer.replica_uid for peer in self._state.peers.attached))",
+        "(OWN_SLAB,)",
         "a gap in one slab is filled from another",
     ),
     loader(

@@ -61,6 +61,8 @@ class In:
         self._tests = tests
 
     def __call__(self, what: str, text: str, without: str, protects: str, *tests: str) -> Guard:
-        """One entry; ``tests`` in place of the file's."""
-        asked = tuple(test if test.startswith("xinference/") else f"{XAVIER_TESTS}/{test}" for test in tests or self._tests)
+        """One entry; ``tests`` are asked before those of the file."""
+        asked = tuple(
+            test if test.startswith("xinference/") else f"{XAVIER_TESTS}/{test}" for test in dict.fromkeys((*tests, *self._tests))
+        )
         return Guard(f"{Path(self._file).stem}.{what}", self._file, text, without, protects, asked)

@@ -2,6 +2,7 @@
 
 from benchmarks.guards.guard import Guard, In
 
+ASKED = "pure/test_guards_loads.py"
 LIFE = "pure/test_connector_life.py"
 FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
@@ -9,10 +10,10 @@ SHARING = "pure/test_connector_sharing.py"
 LEADERS = "pure/test_connector_leaders.py"
 SYNCHRONOUS = "cpu/test_schedule_failed_loads.py"
 ENGINE = "cpu/test_connector_vllm_scheduler.py"
-offers = In("connector/offers.py", SHARING, CLEAR, LIFE, FAILED)
-loads = In("connector/loads.py", LIFE, FAILED, SHARING, LEADERS)
-saving = In("connector/saving.py", SHARING, CLEAR, LIFE, FAILED)
-lookup = In("connector/lookup.py", SHARING, CLEAR)
+offers = In("connector/offers.py", ASKED, SHARING, CLEAR, LIFE, FAILED)
+loads = In("connector/loads.py", ASKED, LIFE, FAILED, SHARING, LEADERS)
+saving = In("connector/saving.py", ASKED, SHARING, CLEAR, LIFE, FAILED)
+lookup = In("connector/lookup.py", ASKED, SHARING, CLEAR)
 requests = In("connector/requests.py", SHARING)
 
 GUARDS: tuple[Guard, ...] = (
@@ -72,7 +73,6 @@ GUARDS: tuple[Guard, ...] = (
         "max(0, self._share_blocks - held)",
         "a load that is alone may be larger than the share",
     ),
-    offers("share_negative", "max(0, self._share_blocks - held)", "self._share_blocks - held", "a share that is used up is none, not less"),
     offers(
         "share_asynchronous",
         "for job in self._engine.state.open_loads.values() if job.asynchronous)",
@@ -117,14 +117,7 @@ GUARDS: tuple[Guard, ...] = (
         "a request that may not load waits for nobody's load",
     ),
     loads("start_in_chain", " and start < len(state.chain) and", " and", "a prompt without a further block waits for nobody"),
-    loads(
-        "stale_offer",
-        "            state.offer = None\n            return None, False",
-        "            return None, False",
-        "an answer of before is not committed",
-    ),
     loads("wait_counted", "        if waits != state.waiting:\n", "        if True:\n", "a follower is counted once"),
-    loads("refusal_counted", '            state.refusal = ""\n', "", "a refusal is counted once"),
     loads(
         "uncounted_offer",
         "if offer is None or num_external_tokens != (offer.stop - offer.start) * self._engine.tokens_per_block:",
@@ -228,12 +221,6 @@ GUARDS: tuple[Guard, ...] = (
         "        state.barred = True\n",
         "nobody waits for a load that failed",
         LEADERS,
-    ),
-    loads(
-        "synchronous_done",
-        "ended = [state for state in self._synchronous if state.load is None or state.load.done]",
-        "ended = list(self._synchronous)",
-        "a load is settled when it has ended",
     ),
     loads(
         "wait_negative",

@@ -114,12 +114,6 @@ BOOKS: tuple[Guard, ...] = (
     ),
     recency("tail_first", "for place in reversed(prefix):", "for place in prefix:", "a prefix is given up from its tail"),
     recency(
-        "mark_dropped",
-        "            self._reused[place] = 0\n            self._protected.drop(place)",
-        "            self._protected.drop(place)",
-        "a mark ends with its place",
-    ),
-    recency(
         "order_check",
         'require(ranks.keys() == set(stored) and len(ranks) == self.size, "',
         'str("',

@@ -2,6 +2,8 @@
 
 from benchmarks.guards.guard import Guard, In
 
+STEPS = "pure/test_guards_steps.py"
+ACCOUNTS = "pure/test_guards_accounts.py"
 LIFE = "pure/test_connector_life.py"
 FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
@@ -10,7 +12,7 @@ LEADERS = "pure/test_connector_leaders.py"
 SYNCHRONOUS = "cpu/test_schedule_failed_loads.py"
 ENGINE = "cpu/test_connector_vllm_scheduler.py"
 loads = In("connector/loads.py", LIFE, FAILED, SHARING, LEADERS)
-scheduler = In("connector/scheduler.py", LIFE, FAILED, SHARING, CLEAR)
+scheduler = In("connector/scheduler.py", STEPS, ACCOUNTS, LIFE, FAILED, SHARING, CLEAR)
 
 GUARDS: tuple[Guard, ...] = (
     scheduler(
@@ -106,13 +108,6 @@ GUARDS: tuple[Guard, ...] = (
     ),
     scheduler("pre_clear", " if blocks.epoch(block) < epoch)", ")", "only local blocks of before a clear count as such", CLEAR),
     scheduler(
-        "pre_clear_reset",
-        "        if self._local_epoch == self._shared.epoch.current:\n            return 0\n",
-        "",
-        "a walk over blocks is made only while a clear is pending",
-        CLEAR,
-    ),
-    scheduler(
         "examined_anew", "        state.examined = 0\n", "", "a prefix that was cleared while its request was preempted is saved again"
     ),
     scheduler("preempt_running", " and state.phase is Phase.RUNNING:\n", ":\n", "a preemption is taken note of once"),
@@ -182,12 +177,6 @@ GUARDS: tuple[Guard, ...] = (
         "self._complete(self._step - self._steps_in_flight + 1, now)",
         "self._complete(self._step, now)",
         "with two steps under way the outcome is that of the older",
-    ),
-    scheduler(
-        "loading_only",
-        "            if state is not None and state.phase is Phase.LOADING:\n                self._settle",
-        "            if state is not None:\n                self._settle",
-        "a report of before a preemption settles nothing",
     ),
     scheduler(
         "short_steps",

@@ -2,16 +2,17 @@
 
 from benchmarks.guards.guard import Guard, In
 
+TRANSFER = "pure/test_guards_transfer.py"
 LIFE = "pure/test_connector_life.py"
 FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
 SHARING = "pure/test_connector_sharing.py"
 POLLS = "pure/test_scenario_polls.py"
 STATES_UNCHANGED = "the copy of one owner's bytes is published, of two owners' never"
-epoch = In("transfer/epoch.py", CLEAR)
-copier = In("transfer/copier.py", "pure/test_transfer_copier.py", LIFE, FAILED, CLEAR, SHARING)
-peers = In("transfer/peers.py", "pure/test_transfer_peers.py")
-state = In("transfer/state.py", LIFE, FAILED, CLEAR)
+epoch = In("transfer/epoch.py", TRANSFER, CLEAR)
+copier = In("transfer/copier.py", TRANSFER, "pure/test_transfer_copier.py", LIFE, FAILED, CLEAR, SHARING)
+peers = In("transfer/peers.py", TRANSFER, "pure/test_transfer_peers.py")
+state = In("transfer/state.py", TRANSFER, LIFE, FAILED, CLEAR)
 
 GUARDS: tuple[Guard, ...] = (
     copier(
@@ -87,7 +88,6 @@ GUARDS: tuple[Guard, ...] = (
         LIFE,
         FAILED,
     ),
-    copier("touch_raises", '            state.report("a touch", error)\n', "            raise\n", "a touch that fails costs nothing else"),
     copier(
         "failed_copy", "        if failed or state.corrupted:\n", "        if state.corrupted:\n", "what was not copied is not published"
     ),
@@ -194,7 +194,6 @@ GUARDS: tuple[Guard, ...] = (
     epoch("apply_once", "if self.wanted == self.current or self.promised:", "if self.promised:", "a clear is carried out once"),
     epoch("apply_clears", "        self._tier.clear(self.current)\n", "", "a clear clears"),
     epoch("clears_counted", '        self._segment.counters.add("clears")\n', "", "clears are counted"),
-    epoch("confirm_current", "if self.current == self.wanted and oldest", "if oldest", "only a clear that was carried out is confirmed"),
     epoch(
         "confirm_open",
         "oldest_open >= self.current and self.confirmed",

@@ -185,7 +185,9 @@ def test_other_machines_are_served_with_keys() -> None:
 
 def test_no_two_tenants_have_a_salt_in_common_whatever_they_send() -> None:
     asked = [
-        (tenant, given) for tenant in ("key-1", "key-12", "1", "") for given in (None, "x", "2:x", "5:key-1:x", tenant_salt("key-1", "x"))
+        (tenant, given)
+        for tenant in ("key-1", "key-12", "1", "")
+        for given in (None, "x", "2", "2:x", "5:key-1:x", tenant_salt("key-1", "x"))
     ]
     salts = [tenant_salt(tenant, given) for tenant, given in asked]
     assert len(set(salts)) == len(asked)

@@ -81,11 +81,7 @@ class RecencyOrder:
 
     def drop(self, place: int) -> None:
         """Unlink a place that has no child in order."""
-        if self._reused[place]:
-            self._reused[place] = 0
-            self._protected.drop(place)
-        else:
-            self._probation.drop(place)
+        (self._protected if self._reused[place] else self._probation).drop(place)
 
     def touch(self, prefix: Sequence[int], reused: bool) -> None:
         """Make a prefix the newest, tail first.

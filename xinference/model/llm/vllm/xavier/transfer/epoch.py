@@ -48,11 +48,11 @@ class ModelEpoch:
         return True
 
     def confirm(self, oldest_open: int) -> None:
-        """Say so in the segment once nothing older than the wanted epoch is held.
+        """Say so in the segment once nothing older than the present epoch is held.
 
         Args:
             oldest_open: the lowest epoch of any save or load that still holds a place, or the current one.
         """
-        if self.current == self.wanted and oldest_open >= self.current and self.confirmed != self.current:
+        if oldest_open >= self.current and self.confirmed != self.current:
             self._segment.confirm_epoch(self.current)
             self.confirmed = self.current

@@ -8,13 +8,11 @@ import argparse
 import sys
 import time
 
-from xinference.model.llm.vllm.xavier.test.truth_coverage import Coverage
+from xinference.model.llm.vllm.xavier.test.truth_coverage import COUNT_FOR_COVERAGE, Coverage
 from xinference.model.llm.vllm.xavier.test.truth_runs import Failure, quiet, run, run_many
 from xinference.model.llm.vllm.xavier.test.truth_schedule import draw
 
 PROGRESS_SECONDS = 10.0
-# So many schedules reach every cell of the coverage table that can be reached.
-COUNT_FOR_COVERAGE = 10_000
 
 
 def many(count: int, first: int) -> int:
@@ -37,7 +35,7 @@ def many(count: int, first: int) -> int:
     seconds = time.monotonic() - began
     print(coverage.table())
     print(f"{count:,} schedules reached a load, a save, a preemption or an abort, {others:,} others did not; none failed, {seconds:.0f} s")
-    empty = coverage.empty() if count >= COUNT_FOR_COVERAGE else []
+    empty = coverage.empty(count)
     for cell in (*empty, *coverage.surprising()):
         print(f"{'nothing' if cell in empty else 'something'} in {cell[0]} x {cell[1]}")
     return 1 if empty or coverage.surprising() else 0

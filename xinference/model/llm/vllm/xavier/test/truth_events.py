@@ -58,7 +58,7 @@ class Event:
 
 
 # Added to an opening, on the engine that it is about; what they need was warmed before.
-PIECES = ("taint", "own", "fresh", "again", "leave", "late", "clear", "follow", "die", "grow")
+PIECES = ("taint", "taint", "own", "fresh", "again", "leave", "late", "clear", "renew", "follow", "die", "grow", "overwrite")
 COPYING = frozenset({"load_copying", "save_copying"})
 OPENINGS = {
     "load_queued": 2,
@@ -104,7 +104,9 @@ class Opening:
             events += self._piece_of("follow")
         then = self._then()
         if state in COPYING:
-            stops = (0, 0, 0, 1, 2) if state == "load_copying" else (0, 1, 1, 2, 3)
+            stops = (0, 0, 0, 0, 1) if state == "load_copying" else (0, 1, 1, 1, 2)
+            if rng.random() < 0.5:
+                then = [event for _ in range(3) for event in self._piece()]
             if state == "save_copying":
                 events += self._piece_of("fresh")
             return [*events, Event("copy", self._who, 0, (Pause(rng.choice(stops), tuple(then)),))]
@@ -151,8 +153,10 @@ class Opening:
             "leave": [self._do("abort", self._rng.randrange(6))],
             "late": [Event("poll", self._keeper, 0), step],
             "clear": [self._do("clear"), self._do("poll"), step],
+            "renew": [self._do("clear"), self._do("poll")],
             "follow": [self._add(self._kept), step],
             "die": [self._do("crash_at_a_store", self._rng.randrange(8)), step],
+            "overwrite": [Event("warm", self._keeper, self._rng.getrandbits(24)) for _ in range(3)],
             "grow": [self._do("save_fails"), self._do("step", 2)],
         }[piece]
 

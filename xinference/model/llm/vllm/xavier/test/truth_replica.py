@@ -152,7 +152,7 @@ class Replica(MiniEngine):
     ) -> None:
         super().__init__(*place, **settings)
         self.dead = self.frozen = self.step_works = self.copier_works = self.saving = self.loading = False
-        self.thread = ""  # which one has the turn
+        self.thread = self.verb = ""  # which one has the turn, and what it copies
         self.ticks = self.expected_errors = 0
         self.errors_before = self.counter("hook_errors")  # of predecessors in the same file
         self.books: object = None  # as they were when they were last checked
@@ -226,7 +226,7 @@ class Replica(MiniEngine):
             raise Killed
 
     def _in_the_middle_of_a_copy(self) -> None:
-        kind = "save" if self.saving else "load"
+        kind = self.verb
         if kind in self.failing:
             self.failing.discard(kind)
             self.mover.faulty = True
@@ -290,13 +290,14 @@ class Replica(MiniEngine):
             def copy(slab: Any, copies: Sequence[Any]) -> None:
                 if not copies:
                     return
-                before = self.saving, self.loading
+                before = self.verb, self.saving, self.loading
+                self.verb = verb
                 self.saving |= flag == "saving"
                 self.loading |= flag == "loading" and self.thread == "copier"
                 try:
                     real(slab, copies)
                 finally:
-                    self.saving, self.loading = before
+                    self.verb, self.saving, self.loading = before
 
             setattr(self.mover, verb, copy)
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from xinference.model.llm.vllm.xavier.test.churn import COUNT_FOR_COVERAGE
-from xinference.model.llm.vllm.xavier.test.truth_coverage import Coverage
+from xinference.model.llm.vllm.xavier.test.truth_coverage import COUNT_FOR_COVERAGE, Coverage
 from xinference.model.llm.vllm.xavier.test.truth_runs import run_many
 
 
@@ -13,5 +12,5 @@ def test_no_random_schedule_contradicts_the_model_and_every_event_meets_every_st
     run_many(COUNT_FOR_COVERAGE, 0, coverage)
     with capsys.disabled():
         print(f"\n{coverage.table()}")
-    assert coverage.empty() == []
+    assert coverage.empty(COUNT_FOR_COVERAGE) == []
     assert coverage.surprising() == []

@@ -7,7 +7,7 @@ import pytest
 from xinference.model.llm.vllm.xavier.directory.records import GENERATION
 from xinference.model.llm.vllm.xavier.store.tier import CpuTier
 from xinference.model.llm.vllm.xavier.test.segments import fill, key, open_segment
-from xinference.model.llm.vllm.xavier.test.truth_coverage import IMPOSSIBLE, ROWS, STATES, Coverage
+from xinference.model.llm.vllm.xavier.test.truth_coverage import COUNT_FOR_COVERAGE, IMPOSSIBLE, RARE, ROWS, STATES, Coverage
 from xinference.model.llm.vllm.xavier.test.truth_events import Event, Pause
 from xinference.model.llm.vllm.xavier.test.truth_guards import GUARDS, without
 from xinference.model.llm.vllm.xavier.test.truth_runs import Failure, failure_of, quiet, run, run_many, shrink
@@ -28,13 +28,13 @@ def test_a_record_that_lost_what_withdrawing_gives_back_is_not_found_after_an_ad
     tier.check()
 
 
-def test_a_few_hundred_schedules_find_nothing() -> None:
+def test_some_schedules_find_nothing() -> None:
     """Many more run in the suite of processes, where the table must have no hole."""
     coverage = Coverage()
-    others = run_many(200, 1_000_000, coverage)
-    assert others < 20
+    others = run_many(60, 1_000_000, coverage)
+    assert others < 10
     assert coverage.surprising() == []
-    assert sum(coverage.cells.values()) > 5000
+    assert sum(coverage.cells.values()) > 1000
 
 
 def test_a_seed_means_the_same_schedule_every_time() -> None:
@@ -45,7 +45,7 @@ def test_a_seed_means_the_same_schedule_every_time() -> None:
 def test_a_schedule_runs_the_same_way_every_time() -> None:
     first, second = Coverage(), Coverage()
     with quiet() as directory:
-        for seed in range(30):
+        for seed in range(15):
             run(draw(seed), first, directory)
             run(draw(seed), second, directory)
             assert first.cells == second.cells, f"seed {seed}"
@@ -83,6 +83,8 @@ def test_every_impossible_cell_is_one_of_the_table_and_says_why() -> None:
         assert row in ROWS
         assert state in STATES
         assert len(reason) > 20
+    assert not RARE & IMPOSSIBLE.keys()
+    assert {row for row, _ in RARE} <= set(ROWS)
 
 
 def test_a_hole_in_the_table_is_named() -> None:
@@ -91,6 +93,8 @@ def test_a_hole_in_the_table_is_named() -> None:
     for row, state in possible[1:]:
         coverage.note(row, [state])
     assert coverage.empty() == possible[:1]
+    assert coverage.empty(COUNT_FOR_COVERAGE) == [cell for cell in possible[:1] if cell not in RARE]
+    assert coverage.empty(COUNT_FOR_COVERAGE - 1) == []
     impossible = next(iter(IMPOSSIBLE))
     coverage.note(impossible[0], [impossible[1]])
     assert coverage.surprising() == [impossible]

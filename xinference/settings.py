@@ -4,9 +4,32 @@ Every field can be set by an environment variable ``XINFERENCE_<FIELD>`` in uppe
 """
 
 from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from xinference.errors import InvalidRequest
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def read_settings(kind: type[S], **given: Any) -> S:
+    """Settings from the environment and from what is given.
+
+    Raises:
+        InvalidRequest: a value that cannot be; the message names its variable.
+    """
+    try:
+        return kind(**given)
+    except (ValidationError, SettingsError) as error:
+        if isinstance(error, SettingsError):
+            raise InvalidRequest(f'the environment: {error}; lists are written as JSON, such as ["a"]') from None
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        variable = f"{kind.model_config['env_prefix']}{name.upper()}"
+        where = f"--{name.replace('_', '-')}" if name in given else variable
+        raise InvalidRequest(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}, not {first['input']!r}", param=name) from None
 
 
 class Limits(BaseSettings):

@@ -13,7 +13,15 @@ from xinference.client.completions import chat_call, generate_call
 from xinference.client.connection import ANSWER_SECONDS, Connection
 from xinference.client.errors import AnswerTimeout, ServerUnreachable
 from xinference.client.launching import launch_body
-from xinference.client.reading import CompletionStream, EventFollower, check_status, connection_error, launch_outcome, read_answer
+from xinference.client.reading import (
+    CompletionStream,
+    EventFollower,
+    check_status,
+    connection_error,
+    launch_outcome,
+    read_answer,
+    read_text,
+)
 from xinference.client.verbs import Verbs
 
 
@@ -89,7 +97,7 @@ class AsyncClient(Verbs):
         return read_answer(call, await self._answer(call))
 
     async def _text(self, call: Call) -> str:
-        return (await self._answer(call)).text
+        return read_text(call, await self._answer(call))
 
     async def _answer(self, call: Call) -> httpx2.Response:
         try:
@@ -103,7 +111,7 @@ class AsyncClient(Verbs):
         """Server-sent events of one answer; closing the iterator closes the connection."""
         try:
             async with self._http.stream(**self._connection.stream_request(call)) as response:
-                if response.is_error:
+                if not response.is_success:
                     await response.aread()
                 check_status(response)
                 async for event in httpx2.EventSource(response):

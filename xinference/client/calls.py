@@ -22,6 +22,7 @@ class Call:
         body: JSON body, or None for a request without one.
         headers: beside the client's own.
         field: the field of the answer that is wanted, None for the whole of it.
+        needs: fields without which a whole answer is none of this API.
         patience_seconds: how much longer than usual the server may take, because it was asked to wait.
     """
 
@@ -31,6 +32,7 @@ class Call:
     body: Json | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     field: str | None = None
+    needs: tuple[str, ...] = ()
     patience_seconds: float = 0.0
 
     def query(self) -> dict[str, str]:
@@ -49,15 +51,17 @@ def models() -> Call:
 
 
 def model(model_uid: str) -> Call:
-    return Call("GET", model_path(model_uid))
+    return Call("GET", model_path(model_uid), needs=("id", "state"))
 
 
 def launch(spec: Json, dry_run: bool) -> Call:
-    return Call("POST", "/v1/models", params={"dry_run": True} if dry_run else {}, body=spec)
+    return Call("POST", "/v1/models", params={"dry_run": True} if dry_run else {}, body=spec, needs=("model_uid",))
 
 
 def terminate(model_uid: str, drain_seconds: float | None) -> Call:
-    return Call("DELETE", model_path(model_uid), params={"drain": drain_seconds}, patience_seconds=drain_seconds or 0.0)
+    return Call(
+        "DELETE", model_path(model_uid), params={"drain": drain_seconds}, needs=("model_uid",), patience_seconds=drain_seconds or 0.0
+    )
 
 
 def cancel(model_uid: str) -> Call:
@@ -98,11 +102,11 @@ def abort(model_uid: str, request_id: str) -> Call:
 
 
 def xavier(model_uid: str) -> Call:
-    return Call("GET", model_path(model_uid, "xavier"))
+    return Call("GET", model_path(model_uid, "xavier"), needs=("enabled",))
 
 
 def clear(model_uid: str) -> Call:
-    return Call("POST", model_path(model_uid, "xavier", "clear"))
+    return Call("POST", model_path(model_uid, "xavier", "clear"), needs=("status",))
 
 
 def requests(model_uid: str | None, limit: int | None) -> Call:
@@ -118,11 +122,11 @@ def keys() -> Call:
 
 
 def create_key(fields: Json) -> Call:
-    return Call("POST", "/v1/keys", body={name: value for name, value in fields.items() if value is not None})
+    return Call("POST", "/v1/keys", body={name: value for name, value in fields.items() if value is not None}, needs=("id", "key"))
 
 
 def revoke_key(key_id: str) -> Call:
-    return Call("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+    return Call("DELETE", f"/v1/keys/{quote(key_id, safe='')}", needs=("id",))
 
 
 def completion(path: str, body: Json, replica_uid: str | None, debug: bool, patience_seconds: float) -> Call:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from xinference.client.calls import Call
+from xinference.errors import InvalidRequest
 
 DEFAULT_ENDPOINT: Final = "http://127.0.0.1:9997"
 ENDPOINT_VARIABLE: Final = "XINFERENCE_ENDPOINT"
@@ -16,6 +17,20 @@ CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
 # A stream is silent for at most 15 s (keep-alive comments); four of them missing means that nobody is there any more.
 SILENCE_SECONDS: Final = 60.0
+
+
+def is_address(text: str) -> bool:
+    """Whether a text may be the base address of a server."""
+    try:
+        parts = urlsplit(text)
+        return text.isprintable() and " " not in text and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are shown, not sent to a terminal."""
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 @dataclass(frozen=True)
@@ -34,11 +49,16 @@ class Connection:
 
     @classmethod
     def of(cls, endpoint: str | None, api_key: str | None, answer_seconds: float = ANSWER_SECONDS) -> "Connection":
-        """Fill what was left out from the environment."""
+        """Fill what was left out from the environment. Raises InvalidRequest for an address or a key that cannot be one."""
         address = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
         if "://" not in address:
             address = f"http://{address}"
-        return cls(address.rstrip("/"), api_key or os.environ.get(API_KEY_VARIABLE) or None, answer_seconds)
+        if not is_address(address):
+            raise InvalidRequest(f"'{printable(address)}' is not the address of a server; it looks like {DEFAULT_ENDPOINT}", "endpoint")
+        key = api_key or os.environ.get(API_KEY_VARIABLE) or None
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise InvalidRequest("an API key is printable ASCII in one line; this one was damaged on its way here", param="api_key")
+        return cls(address.rstrip("/"), key, answer_seconds)
 
     @property
     def headers(self) -> dict[str, str]:

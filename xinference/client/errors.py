@@ -82,7 +82,7 @@ def error_from_answer(status: int, body: bytes, request_id: str | None) -> Xinfe
 def _error_object(body: bytes) -> dict[str, Any] | None:
     try:
         decoded = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     error = decoded.get("error") if isinstance(decoded, dict) else None
     return error if isinstance(error, dict) else None

@@ -17,6 +17,9 @@ RECONNECT_SECONDS: Final = 1.0
 
 def check_status(response: httpx2.Response) -> None:
     """Raise the error that an answer, read to its end, reports; return when it reports none."""
+    if response.is_redirect:
+        target = response.headers.get("location", "")
+        raise UnexpectedAnswer(f"the server redirects to {target or 'nowhere'}; this API does not, so name its own address as endpoint")
     if response.is_error:
         raise error_from_answer(response.status_code, response.content, response.headers.get(REQUEST_ID_HEADER))
 
@@ -29,13 +32,29 @@ def read_answer(call: Call, response: httpx2.Response) -> Any:
     """
     try:
         answer = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UnexpectedAnswer(f"{call.method} {call.path} was not answered with JSON; is this an Xinference server?") from None
+    fields = call.needs if call.field is None else (call.field,)
+    for name in fields:
+        if not isinstance(answer, dict) or name not in answer:
+            raise UnexpectedAnswer(f"{call.method} {call.path}: the answer has no field '{name}'; is this an Xinference server?")
     if call.field is None:
         return answer
-    if not isinstance(answer, dict) or call.field not in answer:
-        raise UnexpectedAnswer(f"{call.method} {call.path}: the answer has no field '{call.field}'")
-    return answer[call.field]
+    found = answer[call.field]
+    if call.field == "data" and not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
+        raise UnexpectedAnswer(f"{call.method} {call.path}: 'data' is not a list of objects; is this an Xinference server?")
+    return found
+
+
+def read_text(call: Call, response: httpx2.Response) -> str:
+    """The text of a finished answer.
+
+    Raises:
+        UnexpectedAnswer: the answer is not of this API.
+    """
+    if not response.headers.get("content-type", "").startswith("text/plain"):
+        raise UnexpectedAnswer(f"{call.method} {call.path} was not answered with plain text; is this an Xinference server?")
+    return str(response.text)
 
 
 def connection_error(error: httpx2.HTTPError | httpx2.InvalidURL, endpoint: str) -> XinferenceError:
@@ -60,7 +79,7 @@ def read_event(event: httpx2.ServerSentEvent) -> Json:
     """
     try:
         decoded = json.loads(event.data)
-    except ValueError:
+    except (ValueError, RecursionError):
         decoded = None
     if not isinstance(decoded, dict):
         raise UnexpectedAnswer("the stream holds an event that is not a JSON object")

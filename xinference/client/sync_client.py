@@ -15,7 +15,15 @@ from xinference.client.completions import chat_call, generate_call
 from xinference.client.connection import ANSWER_SECONDS, Connection
 from xinference.client.errors import AnswerTimeout, ServerUnreachable
 from xinference.client.launching import launch_body
-from xinference.client.reading import CompletionStream, EventFollower, check_status, connection_error, launch_outcome, read_answer
+from xinference.client.reading import (
+    CompletionStream,
+    EventFollower,
+    check_status,
+    connection_error,
+    launch_outcome,
+    read_answer,
+    read_text,
+)
 from xinference.client.verbs import Verbs
 
 
@@ -106,7 +114,7 @@ class Client(Verbs):
         return read_answer(call, self._answer(call))
 
     def _text(self, call: Call) -> str:
-        return self._answer(call).text
+        return read_text(call, self._answer(call))
 
     def _answer(self, call: Call) -> httpx2.Response:
         try:
@@ -120,7 +128,7 @@ class Client(Verbs):
         """Server-sent events of one answer; closing the iterator closes the connection."""
         try:
             with self._http.stream(**self._connection.stream_request(call)) as response:
-                if response.is_error:
+                if not response.is_success:
                     response.read()
                 check_status(response)
                 yield from httpx2.EventSource(response)

@@ -10,7 +10,9 @@ Nothing heavier than click is imported here, so that ``xinference --help`` answe
 
 import difflib
 import importlib
+import io
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -23,6 +25,7 @@ from xinference.errors import InvalidRequest, XinferenceError
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+TRACEBACK_VARIABLE: Final = "XINFERENCE_TRACEBACK"  # shows where an unforeseen error came from
 INTERRUPTED: Final = "interrupted"  # code of the error that -o json tells of Ctrl-C with
 
 
@@ -119,7 +122,7 @@ def exit_code(error: XinferenceError) -> int:
 def report(error: XinferenceError, as_json: bool) -> None:
     """Tell the user on stderr, so that stdout holds results only."""
     if as_json:
-        click.echo(json.dumps(error.to_wire(), ensure_ascii=False), err=True)
+        click.echo(json.dumps(error.to_wire()), err=True)
         return
     where = f" [{error.param}]" if error.param else ""
     click.secho(f"Error: {error.message}{where}", fg="red", err=True)
@@ -137,10 +140,34 @@ def report_interrupt(message: str, as_json: bool, code: str = INTERRUPTED) -> No
         click.echo(message, err=True)
 
 
+def check_encoding(arguments: list[str]) -> None:
+    """Raises click.UsageError for an argument that is no text: neither a request nor a terminal can carry it."""
+    for place, argument in enumerate(arguments, start=1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="backslashreplace").decode()
+            raise click.UsageError(f"argument {place} is not valid UTF-8: {shown}") from None
+
+
+def fault(error: Exception) -> XinferenceError:
+    """What a user is told of an error that nobody foresaw."""
+    what = f"{type(error).__name__}: {error}"
+    return XinferenceError(
+        f"unexpected {what}. This is a fault of this program, or the server is of another version (`xinference --version` here, /version "
+        f"there); with {TRACEBACK_VARIABLE}=1 it shows where",
+        code="unexpected",
+    )
+
+
 def run(command: click.Command, arguments: list[str] | None, name: str) -> int:
     """Run a command line to its exit code."""
     invocation = Invocation()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a letter that the locale does not have is no reason to fail
     try:
+        check_encoding(sys.argv[1:] if arguments is None else arguments)
         found: Any = command.main(arguments, prog_name=name, standalone_mode=False, obj=invocation)
     except click.ClickException as error:
         error.show()
@@ -155,6 +182,11 @@ def run(command: click.Command, arguments: list[str] | None, name: str) -> int:
     except BrokenPipeError:
         # Whoever read our output has seen enough. Point stdout elsewhere, or the interpreter complains when it flushes at exit.
         sys.stdout = None
+        return EXIT_FAILED
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        report(fault(error), invocation.as_json)
         return EXIT_FAILED
     return found if isinstance(found, int) else 0
 

@@ -58,7 +58,7 @@ def json_or_text(value: str) -> Any:
         return value == "True"
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
@@ -72,6 +72,8 @@ def read_replica_config(text: str | None) -> Any:
         raise click.BadParameter(f"cannot read {text[1:]}: {error.strerror}", param_hint="--replica-config") from None
     except ValueError as error:
         raise click.BadParameter(f"not JSON: {error}", param_hint="--replica-config") from None
+    except RecursionError:
+        raise click.BadParameter("not JSON that can be read: nested too deep", param_hint="--replica-config") from None
 
 
 def unknown_options(words: list[str], engine: str | None, known: Iterable[str]) -> Fields:

@@ -1,6 +1,7 @@
 """How results look: rich tables for people, JSON for programs, units for both."""
 
 import json
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any, Final
@@ -25,7 +26,9 @@ def progress_console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """A result for programs, whole in any locale: letters that it may not have are escaped, as JSON allows."""
+    has_all = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
+    click.echo(json.dumps(value, indent=2, ensure_ascii=not has_all))
 
 
 def new_table(*columns: str, title: str | None = None) -> Table:

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from xinference.settings import Settings
+from xinference.settings import Settings, read_settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -40,5 +40,5 @@ def api_options(command: Command) -> Command:
 
 
 def settings_of(**options: Any) -> Settings:
-    """Settings from the environment, overruled by the options that were given."""
-    return Settings(**{name: value for name, value in options.items() if value is not None})
+    """Settings from the environment, overruled by the options that were given. Raises InvalidRequest."""
+    return read_settings(Settings, **{name: value for name, value in options.items() if value is not None})

@@ -29,7 +29,7 @@ from xinference.api.server import listen, serve
 from xinference.core.cluster import LocalCluster
 from xinference.errors import Conflict, InvalidRequest
 from xinference.model.llm.engine_log import Redactor
-from xinference.settings import Limits, Settings
+from xinference.settings import Limits, Settings, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ async def serve_api(door: Door, cluster: LocalCluster) -> None:
     # Imports xoscar, which reads XOSCAR_DIR when it is imported: see actor_directory.
     from xinference.api.cluster import SupervisorClient
 
-    app = create_app(SupervisorClient(cluster.supervisor), cluster.settings, Limits(), door.keys, store=door.store)
+    app = create_app(SupervisorClient(cluster.supervisor), cluster.settings, read_settings(Limits), door.keys, store=door.store)
     say(greeting(door, cluster))
     await serve(app, door.listener)
 

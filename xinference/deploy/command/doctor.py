@@ -10,7 +10,7 @@ from xinference.deploy.machine import survey
 from xinference.deploy.output import bytes_text, new_table, print_json, progress_console, result_console
 from xinference.deploy.session import Invocation, output_option
 from xinference.model.llm.vllm.xavier.directory.sweep import remove_stale
-from xinference.settings import Settings
+from xinference.settings import Settings, read_settings
 
 STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.BROKEN: "red"}
 
@@ -20,7 +20,7 @@ STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.BROKEN: "red"}
 @output_option
 def doctor(invocation: Invocation, removes_stale: bool) -> int:
     """Check this machine and say how to mend what is wrong. Exits with 1 if something is broken."""
-    settings = Settings()
+    settings = read_settings(Settings)
     if removes_stale:
         removed = remove_stale(str(settings.shm_dir), time.time())
         freed = bytes_text(sum(file.num_bytes for file in removed))

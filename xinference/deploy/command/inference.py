@@ -10,6 +10,7 @@ import click
 
 from xinference.client.completions import delta_text
 from xinference.client.sync_client import Client
+from xinference.deploy.finite import Finite
 from xinference.deploy.output import print_json, printable, seconds_text
 from xinference.deploy.session import Invocation, server_options
 from xinference.deploy.uid import uid_argument
@@ -21,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def sampling_options(command: Command) -> Command:
     """Adds what both commands pass on to the model."""
     command = click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Longest answer.")(command)
-    command = click.option("--temperature", type=click.FloatRange(min=0), help="0 always takes the likeliest token.")(command)
+    command = click.option("--temperature", type=Finite(min=0), help="0 always takes the likeliest token.")(command)
     command = click.option("--replica", "replica_uid", metavar="UID", help="Ask this replica.")(command)
     return click.option("--stream/--no-stream", default=True, help="Print while the answer is made.  [default: --stream]")(command)
 

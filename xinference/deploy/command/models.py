@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.markup import escape
 
 from xinference.client.sync_client import Client
+from xinference.deploy.finite import Finite
 from xinference.deploy.output import (
     clock_text,
     facts_table,
@@ -96,7 +97,7 @@ def logs(invocation: Invocation, model_uid: str, replica_uid: str | None, tail: 
 
 @click.command("terminate", short_help="Stop a model.")
 @uid_argument
-@click.option("--drain", metavar="SECONDS", type=click.FloatRange(min=0), help="How long open requests may go on.  [default: the server's]")
+@click.option("--drain", metavar="SECONDS", type=Finite(min=0), help="How long open requests may go on.  [default: the server's]")
 @server_options
 def terminate(invocation: Invocation, model_uid: str, drain: float | None) -> None:
     """Stop a model. No new requests are taken; open ones may finish within the drain time."""

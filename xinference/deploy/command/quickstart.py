@@ -19,7 +19,7 @@ from xinference.deploy.demo import Demonstration
 from xinference.deploy.output import new_table, print_json, progress_console, result_console, seconds_text
 from xinference.deploy.quickstart import MODEL_UID, Outcome, QuickStart
 from xinference.deploy.session import Invocation, output_option
-from xinference.settings import Settings
+from xinference.settings import Settings, read_settings
 
 
 class StepDisplay:
@@ -65,7 +65,7 @@ def quickstart(
     Exits with 1 unless the second replica took tokens from the first one's cache and vLLM's own counter says the same number.
     """
     given: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    settings = Settings(**given)
+    settings = read_settings(Settings, **given)
     console = progress_console() if invocation.as_json else result_console()
     steps = StepDisplay(console)
     path = model_path.absolute() if model_path is not None else None

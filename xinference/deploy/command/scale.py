@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from xinference.client.sync_client import Client
+from xinference.deploy.finite import Finite
 from xinference.deploy.output import print_json, progress_console
 from xinference.deploy.session import Invocation, server_options
 from xinference.deploy.uid import uid_argument
@@ -22,7 +23,7 @@ GONE_STATES: Final = frozenset({"stopped", "failed", "lost"})
 @uid_argument
 @click.option("-r", "--replica", required=True, type=click.IntRange(min=1), help="How many replicas there shall be.")
 @click.option("--wait/--detach", default=True, help="Wait until they serve.  [default: --wait]")
-@click.option("--timeout", metavar="SECONDS", default=900.0, show_default=True, type=click.FloatRange(min=0), help="How long to wait.")
+@click.option("--timeout", metavar="SECONDS", default=900.0, show_default=True, type=Finite(min=0), help="How long to wait.")
 @server_options
 def scale(invocation: Invocation, model_uid: str, replica: int, wait: bool, timeout: float) -> None:
     """Change the number of a model's replicas. Replicas that go may finish their open requests first."""

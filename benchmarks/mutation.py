@@ -2,7 +2,7 @@
 
 Every guard of the shared cache stands in `benchmarks.guards` with what the code is without it. Each in turn is taken away in a copy of the
 tree, and the tests that should notice are run there: the one that noticed in the last run, those named with the guard, then all of
-its area. A guard counts as held only by a test that goes red (or does not end: said so). A mutant that does not even load is a fault of the
+its area. A guard counts as held only by a test that goes red (or does not end, or takes its process along: said so). A mutant that does not even load is a fault of the
 list, and so is a test that is red without any mutation. Names may be beginnings: `--only tier.` takes all of `store/tier.py`.
 """
 
@@ -46,7 +46,7 @@ MALFORMED = re.compile(r"\b(NameError|ImportError|ModuleNotFoundError|SyntaxErro
 RED = re.compile(r"^(FAILED|ERROR) (\S+::.*?)(?: - (.*))?$", re.MULTILINE)
 TIMED_OUT = "Timeout"
 
-Verdict = Literal["caught", "caught, does not end", "survived", "entry at fault"]
+Verdict = Literal["caught", "caught, does not end", "caught, kills its process", "survived", "entry at fault"]
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,8 @@ def _verdict(run: Run) -> tuple[Verdict, str]:
         return "survived", ""
     if run.status is None or TIMED_OUT in run.said:
         return "caught, does not end", run.red or run.said
+    if run.status < 0:  # a page behind the end of a file, say
+        return "caught, kills its process", signal.Signals(-run.status).name
     if run.status != 1 or not run.red or MALFORMED.search(run.said):
         return "entry at fault", f"{run.red} {run.said}".strip()
     return "caught", run.red
@@ -181,7 +183,7 @@ def judge_all(guards: Sequence[Guard], jobs: int, whole: bool) -> list[Outcome]:
             outcome = judge(tree, guard, whole, noticed.get(guard.name, ""))
         finally:
             trees.put(tree)
-        print(f"{outcome.verdict:21} {outcome.seconds:6.1f} s  {outcome.name:38} {outcome.first_red.rpartition('/')[2]}", flush=True)
+        print(f"{outcome.verdict:26} {outcome.seconds:6.1f} s  {outcome.name:38} {outcome.first_red.rpartition('/')[2]}", flush=True)
         return outcome
 
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder, ThreadPoolExecutor(jobs) as pool:

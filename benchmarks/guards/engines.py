@@ -59,11 +59,12 @@ GUARDS: tuple[Guard, ...] = (
         "files that changed after they were loaded share nothing",
     ),
     adapters(
-        "used_last", "self._digest_by_loading.pop(loading, None)", "self._digest_by_loading.get(loading)", "an adapter in use is remembered"
+        "used_last",
+        "self._digest_by_loading.pop(loading, None)",
+        "self._digest_by_loading.get(loading)",
+        "an adapter in use is remembered",
     ),
-    adapters(
-        "nobodys", "        return os.urandom(DIGEST_BYTES)\n", '        return b"?"\n', "two requests on doubtful weights do not meet"
-    ),
+    adapters("nobodys", "return os.urandom(DIGEST_BYTES)", "return bytes(DIGEST_BYTES)", "two requests on doubtful weights do not meet"),
     facts(
         "oldest",
         "if not OLDEST_VERSION <= version_of(facts.version) <= NEWEST_VERSION:",

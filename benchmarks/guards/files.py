@@ -141,7 +141,6 @@ GUARDS: tuple[Guard, ...] = (
         "return pid > 0 and start_ticks(pid) is not None",
         "a newcomer with the owner's number is not the owner",
     ),
-    liveness("pid", "return pid > 0 and start", "return start", "no process has the number 0", SEGMENT),
     liveness("command", 'text.rpartition(b")")', 'text.partition(b")")', "a command's name does not hide its state", PROCESSES),
     sweep("worker", "name.worker_id != worker_id or replica_uid", "replica_uid", "another worker's files are left alone"),
     sweep("replica", " or replica_uid not in (None, name.replica_uid):", ":", "another replica's files are left alone"),

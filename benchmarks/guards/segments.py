@@ -46,12 +46,6 @@ GUARDS: tuple[Guard, ...] = (
         "a withdrawn place is found by nobody",
     ),
     segment(
-        "invalidate_only_valid",
-        "            if published[place]:\n                withdraw",
-        "            if True:\n                withdraw",
-        "a generation is raised once a use",
-    ),
-    segment(
         "invalidate_published",
         "                withdraw(place)\n",
         "",

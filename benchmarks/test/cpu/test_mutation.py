@@ -68,6 +68,11 @@ def test_a_mutant_that_does_not_end_is_caught_and_said_so(tree: Tree, monkeypatc
     assert judge(tree, entry("        held.pop()\n", "        pass\n"), whole=False).verdict == "caught, does not end"
 
 
+def test_a_mutant_that_takes_its_process_along_is_caught_and_said_so(tree: Tree) -> None:
+    outcome = judge(tree, entry("        return False\n", "        import os, signal; os.kill(os.getpid(), signal.SIGBUS)\n"), whole=False)
+    assert (outcome.verdict, outcome.first_red) == ("caught, kills its process", "SIGBUS")
+
+
 @pytest.mark.parametrize(
     ("text", "without"),
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from xinference.model.llm.vllm.xavier.block import namespace as namespace_module
-from xinference.model.llm.vllm.xavier.directory import layout
+from xinference.model.llm.vllm.xavier.directory import files, layout, liveness, sweep
 from xinference.model.llm.vllm.xavier.directory.layout import LINE, LINE_BYTES, WORD_BYTES, record_check
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.records import CHECK, EPOCH, FLAGS, GENERATION, K0, K1, PARENT0, PARENT1, words_of
@@ -57,6 +57,13 @@ def test_a_record_of_which_any_word_was_damaged_says_nothing(tmp_path: Path, wor
     fill(owner, 2, key(1), key(0))
     patch_record(tmp_path, 2, {WORDS[word]: record_of(tmp_path, 2)[WORDS[word]] ^ 1 << 40})
     assert owner.key_of(2) is None
+
+
+def test_a_record_says_nothing_in_another_place(tmp_path: Path) -> None:
+    owner = open_segment(tmp_path, small())
+    fill(owner, 2, key(1))
+    patch_record(tmp_path, 5, dict(enumerate(record_of(tmp_path, 2))))
+    assert (owner.key_of(2), owner.key_of(5)) == (key(1), None)
 
 
 def test_a_damaged_generation_does_not_stop_a_successor(tmp_path: Path) -> None:
@@ -124,6 +131,57 @@ def test_a_pipe_of_a_segments_name_is_neither_read_nor_taken_for_a_file_of_no_us
     with pytest.raises(SegmentRefused, match="not a regular file"):
         SegmentReader.open(str(tmp_path / SEGMENT_NAME), expected_incarnation=None)
     assert (tmp_path / SEGMENT_NAME).is_fifo()
+
+
+def test_a_file_that_is_swept_as_it_gets_its_name_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def and_swept(unfinished: str, path: str) -> None:
+        link(unfinished, path)
+        os.unlink(unfinished)
+
+    monkeypatch.setattr(files.os, "link", and_swept)
+    owner = open_segment(tmp_path)
+    assert os.listdir(tmp_path) == [SEGMENT_NAME]
+    owner.close()
+
+
+def test_a_file_that_gets_an_owner_while_the_directory_is_swept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_segment(tmp_path).close()
+    found = sweep.stale_files
+    owners = []
+
+    def and_then_an_owner(shm_dir: str, now: float, min_age_seconds: float) -> list[sweep.StaleFile]:
+        stale = found(shm_dir, now, min_age_seconds)
+        owners.append(open_segment(tmp_path, incarnation=8))
+        return stale
+
+    monkeypatch.setattr(sweep, "stale_files", and_then_an_owner)
+    assert sweep.remove_stale(str(tmp_path), 4e9, 0.0) == []
+    assert os.listdir(tmp_path) == [SEGMENT_NAME]
+
+
+def test_a_command_of_any_name_hides_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stat:
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def read_bytes(self) -> bytes:
+            return b"7 (x) Z 1) S " + b" ".join(b"%d" % number for number in range(1, 40))
+
+    monkeypatch.setattr(liveness, "Path", Stat)
+    assert liveness.start_ticks(7) == 19
+
+
+def test_a_successor_has_confirmed_nothing_and_a_list_of_peers_stays_in_its_words(tmp_path: Path) -> None:
+    owner = open_segment(tmp_path)
+    owner.confirm_epoch(5)
+    owner.set_attached(range(1, layout.MAX_ATTACHED + 9))
+    behind = layout.ATTACHED_FIRST + layout.MAX_ATTACHED
+    assert list(owner._header[behind : behind + 9]) == [0] * 9
+    owner.close()
+    reader = SegmentReader.open(open_segment(tmp_path, incarnation=8).path, expected_incarnation=8)
+    assert reader.header()["epoch_confirmed"] == 0
 
 
 @pytest.mark.parametrize(("start", "stop"), [(4, 12), (0, 12), (4, 8)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from xinference.core.machine import Machine
 from xinference.core.start_blocks import remove_abandoned_blocks
+from xinference.model.llm import keeper
 from xinference.model.llm.vllm.xavier.directory.sweep import remove_segments
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,11 @@ class MachineLeftovers:
             self._machine.sockets_dir.rmdir()
 
     async def wait_ended(self, pid: int) -> None:
-        """Wait until a process is gone; kill it if it takes too long."""
+        """Wait until a process is gone; kill it if it takes too long.
+
+        Its keeper, if that is stopped, is continued: it has been told to end the whole tree, and could not hear it.
+        """
+        _continue_keeper(pid)
         deadline = asyncio.get_running_loop().time() + END_SECONDS
         while _runs(pid):
             if asyncio.get_running_loop().time() > deadline:
@@ -63,7 +68,19 @@ class MachineLeftovers:
 def _runs(pid: int) -> bool:
     """Whether there is such a process, other than as a zombie."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        return _stat(pid)[0] != b"Z"
     except OSError:
         return False
-    return state != b"Z"
+
+
+def _continue_keeper(pid: int) -> None:
+    """Continue the keeper above an engine if it is stopped."""
+    with contextlib.suppress(OSError):
+        parent = int(_stat(pid)[1])
+        if _stat(parent)[0] == b"T" and keeper.__file__.encode() in Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0"):
+            os.kill(parent, signal.SIGCONT)
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat behind the name: state, parent, ... Raises OSError."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

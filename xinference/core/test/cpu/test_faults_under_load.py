@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -130,6 +129,7 @@ def segments_of(server: ServerProcess, uid: str) -> list[str]:
 
 
 FAULTS = [(kind, number) for number in (signal.SIGKILL, signal.SIGSTOP) for kind in ("engine", "keeper", "pool")]
+FAULTS += [("all", signal.SIGSTOP)]
 
 
 @pytest.mark.parametrize(("kind", "number"), FAULTS, ids=[f"{kind} {number.name}" for kind, number in FAULTS])
@@ -143,7 +143,8 @@ async def test_one_process_of_a_replica_fails_and_nobody_else_notices(
     family = [pool, *pool.children(recursive=True)]
     async with mixed_load(server.endpoint, "m", "m-1", {**OTHER, "model_uid": f"beside-{kind}-{number.name}"}) as load:
         at = time.time()
-        os.kill(process_of(victim, kind).pid, number)
+        for process in family if kind == "all" else [process_of(victim, kind)]:
+            process.send_signal(number)
         failed = await ended(client, "m-0", seen, HANG_SECONDS + 3 * SLACK_SECONDS)
         assert failed["time"] - at <= SLACK_SECONDS + (DEATH_SECONDS if number == signal.SIGKILL else HANG_SECONDS), failed
         assert set(load.cut) <= {"engine_dead"}

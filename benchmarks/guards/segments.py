@@ -131,15 +131,6 @@ GUARDS: tuple[Guard, ...] = (
     ),
     reader("whole", ">= self.geometry.file_bytes", ">= 0", "a truncated file is not looked into", STALE, FILES_TESTS),
     reader("named", "if not self._watched.named(self.path) or", "if", "a segment whose name means another file is let go"),
-    reader(
-        "closed_on_error",
-        "        except BaseException:\n            watched.close()\n            raise\n",
-        "        except ZeroDivisionError:\n            watched.close()\n            raise\n",
-        "a file that is refused leaves no descriptor",
-        SEGMENT,
-        STALE,
-        FILES_TESTS,
-    ),
     reader("machine", "        refuse_unordered_machine()\n        fd", "        fd", "machines that reorder stores are refused"),
     reader("read_only", "mmap.ACCESS_READ)", "mmap.ACCESS_COPY)", "a reader cannot write"),
     reader(

@@ -145,6 +145,18 @@ async def test_a_revocation_that_could_not_be_written_can_be_repeated(
     assert not Server(tmp_path).accepts(made["key"])
 
 
+async def test_a_revocation_that_could_not_be_written_holds_when_another_server_changes_the_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await server.make()
+    with FullDisk(monkeypatch), pytest.raises(KeyStoreFailed):
+        await server.book.revoke(made["id"])
+    other = await Server(tmp_path).make("other")
+    await server.book.look()
+    assert server.accepts(other["key"])
+    assert not server.accepts(made["key"])
+
+
 async def test_a_file_that_is_damaged_while_the_server_runs_changes_nobodys_access(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

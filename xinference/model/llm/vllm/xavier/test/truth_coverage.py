@@ -79,7 +79,7 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
 }
 
 
-# Cells that can happen, but meet only in chains of chances: not once in some two thousand schedules. A run of COUNT_FOR_ALL must reach them.
+# Cells that can happen, but not once in some two thousand schedules: only a run of COUNT_FOR_ALL must reach them.
 RARE: frozenset[tuple[str, str]] = frozenset()
 COUNT_FOR_COVERAGE, COUNT_FOR_ALL = 10_000, 1_000_000
 

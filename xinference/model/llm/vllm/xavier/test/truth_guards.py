@@ -18,7 +18,6 @@ class Guard(NamedTuple):
     function: str
     text: str
     instead: str
-    found_by: tuple[int, ...] = ()  # seeds, where the first are not small
 
 
 GUARDS = (
@@ -80,6 +79,7 @@ GUARDS = (
     Guard("failed_copy_is_not_published", "transfer.copier", "Copier._settle_save", "failed or state.corrupted", "state.corrupted"),
     Guard("failed_load_is_reported", "transfer.loader", "Loader._copy", "job_by_block[piece.block].failed_blocks.add(piece.block)", "pass"),
     Guard("adoption_checks_records", "directory.adoption", "_valid_by_order", "check == record_check(", "check or record_check("),
+    Guard("nobody_builds_on_unwritten", "connector.loads", "Loads.builds_on_unwritten", "if not self._unwritten:", "if True:"),
     Guard("orphans_are_withdrawn", "store.tier", "CpuTier._restore", "segment.invalidate(place)", "pass"),
     Guard("leaves_first", "policy.placement", "PlacementBook._evictable", "and not self._table.children[place]", ""),
     Guard("pinned_is_not_evicted", "policy.placement", "PlacementBook._evictable", "and not self._table.pins[place]", ""),

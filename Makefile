@@ -32,6 +32,12 @@ GPU_PYTHON ?= $(BIN)/python
 test-gpu:
 	@$(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
+# vLLM's real schedulers under random schedules, and every scenario of theirs; other versions as above.
+COUNT ?= 20000
+test-schedules: install
+	@$(BIN)/python -m pytest xinference/model/llm/vllm/xavier/test/cpu -k "test_schedule or vllm_scheduler" $(ARGS)
+	@$(BIN)/python -m xinference.model.llm.vllm.xavier.test.schedules --count $(COUNT)
+
 check: install
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

@@ -6,7 +6,7 @@ VENV := $(if $(filter 0.32.0,$(VLLM)),.venv,.venv-$(VLLM))
 BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-quick test-live test-gpu check docs clean
+.PHONY: install demo test test-quick test-live test-schedules test-gpu check docs clean
 
 install:
 	@$(PYTHON) scripts/environment.py --vllm $(VLLM) --into $(VENV)

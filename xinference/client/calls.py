@@ -117,6 +117,10 @@ def request(request_id: str) -> Call:
     return Call("GET", f"/v1/requests/{quote(request_id, safe='')}")
 
 
+def limits() -> Call:
+    return Call("GET", "/v1/limits", field="data")
+
+
 def keys() -> Call:
     return Call("GET", "/v1/keys", field="data")
 

@@ -112,6 +112,10 @@ class Verbs(ABC):
         """The cluster's workers, devices and versions."""
         return self.read("/v1/cluster")
 
+    def limits(self) -> Any:
+        """A list of what the server accepts, with how many requests each limit has refused."""
+        return self._send(calls.limits())
+
     def metrics(self) -> Any:
         """All metrics in Prometheus' text format."""
         return self._text(Call("GET", "/metrics"))

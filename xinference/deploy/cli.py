@@ -54,6 +54,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "chat": _entry("inference", "chat", "Chat with a model."),
     "generate": _entry("inference", "generate", "Continue a text."),
     "keys": _entry("keys", "keys", "Make, list and revoke API keys."),
+    "limits": _entry("limits", "limits", "Show what a server accepts, and how much it has refused."),
     "cache": _entry("cache", "cache", "Describe or clear the cache that replicas share."),
 }
 ALIASES: Final[dict[str, str]] = {"ps": "list", "stop": "terminate"}

@@ -103,6 +103,9 @@ class FakeServer:
                 return Answer(body={"data": []})
             case ("GET", "v1", "cluster"):
                 return Answer(body={"workers": [{"worker_id": "worker-0", "state": "ready"}]})
+            case ("GET", "v1", "limits"):
+                row = {"name": "choices", "value": 4, "default": 8, "description": "upper bound of `n`", "refused": 3}
+                return Answer(body={"data": [row]})
             case (_, "v1", "models", uid, *rest):
                 if uid not in self.models:
                     return refusal(404, "model_not_found", f"there is no model '{uid}'", "model")

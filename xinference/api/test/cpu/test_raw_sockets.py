@@ -10,7 +10,7 @@ from xinference.api.config import ApiConfig
 from xinference.api.test.bench import ANSWER, setup
 from xinference.api.test.fakes import FakeCluster, answering, model, serving
 from xinference.api.test.wire import HEALTH, HOST, JSON, chunked, line, nothing_left, post
-from xinference.settings import Limits
+from xinference.settings import Limits, Settings
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"x"}]%s}'
 QUICK = ApiConfig(abort_seconds=0.1, keep_connection_seconds=0.05)
@@ -54,6 +54,10 @@ REFUSED: dict[str, tuple[bytes, tuple[int, str | None]]] = {
     ),
     "origin that begins as ours": (
         b"POST /v1/models/m/cancel HTTP/1.1\r\n" + HOST + b"origin: http://localhost.evil.example\r\n\r\n",
+        (403, "foreign_origin"),
+    ),
+    "origin that ends as ours": (
+        b"POST /v1/models/m/cancel HTTP/1.1\r\n" + HOST + b"origin: http://evil.localhost\r\n\r\n",
         (403, "foreign_origin"),
     ),
     "head of 64 KiB and more": (b"GET /health HTTP/1.1\r\n" + HOST + b"x: " + b"a" * 65536 + b"\r\n\r\n", (431, "request_head_too_large")),
@@ -156,6 +160,14 @@ async def test_a_body_that_offers_another_protocol_may_come_in_pieces(tmp_path: 
         for byte in range(0, len(whole), 7):
             await connection.send(whole[byte : byte + 7])
         assert (await connection.reply()).status == 200
+
+
+async def test_two_hosts_are_refused_where_any_one_is_taken_too() -> None:
+    async with serving(FakeCluster(), config=QUICK, settings=Settings(host="0.0.0.0")) as served:
+        for more, status in [(b"", 200), (b"host: models.example\r\n", 400)]:
+            async with line(served) as connection:
+                await connection.send(b"GET /health HTTP/1.1\r\nhost: models.example\r\n" + more + b"\r\n")
+                assert (await connection.reply()).status == status
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:

@@ -104,7 +104,8 @@ async def test_whoever_ends_its_body_after_an_early_answer_keeps_the_connection(
         assert (await connection.reply()).status == 413
         await connection.send(b" " * 20 + HEALTH)
         assert (await connection.reply()).status == 200
-        await asyncio.sleep(0)
+        (protocol,) = served.server.server_state.connections
+        assert protocol._closing is None
         await connection.send(HEALTH)
         assert (await connection.reply()).status == 200
 

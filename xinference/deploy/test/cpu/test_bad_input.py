@@ -27,6 +27,7 @@ ASKING: dict[str, tuple[str, ...]] = {
     "generate": ("generate", "m", "--prompt", "x"),
     "cache stats": ("cache", "stats", "m"),
     "cache clear": ("cache", "clear", "m"),
+    "limits": ("limits",),
     "keys list": ("keys", "list"),
     "keys create": ("keys", "create", "n"),
     "keys revoke": ("keys", "revoke", "k"),

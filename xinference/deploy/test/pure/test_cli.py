@@ -63,7 +63,15 @@ def test_a_model_goes_through_its_life(tool: Tool) -> None:
     assert tool("list", "-o", "json")[1] == "[]\n"
 
 
-@pytest.mark.parametrize("words", [("list",), ("show", "m"), ("scale", "m", "-r", "1"), ("cache", "stats", "m"), ("cache", "clear", "m")])
+def test_limits_are_shown_with_what_they_have_refused(tool: Tool) -> None:
+    code, out, _ = tool("limits")
+    assert code == 0
+    assert out.split()[-8:] == ["choices", "4", "8", "3", "upper", "bound", "of", "`n`"]
+
+
+@pytest.mark.parametrize(
+    "words", [("list",), ("show", "m"), ("scale", "m", "-r", "1"), ("cache", "stats", "m"), ("cache", "clear", "m"), ("limits",)]
+)
 def test_every_result_can_be_had_as_json_alone_on_stdout(tool: Tool, words: tuple[str, ...]) -> None:
     tool(*LAUNCH)
     code, out, _ = tool(*words, "-o", "json")

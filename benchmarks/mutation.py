@@ -1,10 +1,10 @@
 """Whether the tests notice when a guard is gone: `python -m benchmarks.mutation [--only NAME ...] [--jobs 1]`.
 
-Every guard of the shared cache stands in `benchmarks.guards` with what the code is without it. Each in turn is taken away in a copy of the
-tree, and the tests that should notice are run there: the one that noticed in the last run, those named with the guard, then all of its area.
-A guard counts as held only by a test that goes red (or does not end, or takes its process along: said so). A mutant that does not even load
-is a fault of the list, and so is a test that is red without any mutation. Names may be beginnings: `--only tier.` takes all of
-`store/tier.py`. Outcomes are kept by guard: a run over some of them leaves those of the others as they are.
+Every guard of the shared cache stands in `benchmarks.guards` with what the code is without it. Each in turn is taken away in a copy of
+the tree, and the tests that should notice are run there: the one that noticed in the last run, those named with the guard, then all of
+its area. A guard counts as held only by a test that goes red (or does not end, or takes its process along: said so). A mutant that does
+not even load is a fault of the list, and so is a test that is red without any mutation. Names may be beginnings: `--only tier.` takes all
+of `store/tier.py`. Outcomes are kept by guard: a run over some of them leaves those of the others as they are.
 """
 
 import argparse

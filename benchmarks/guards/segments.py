@@ -210,7 +210,6 @@ GUARDS: tuple[Guard, ...] = (
     control("magic", "        if page._words[_MAGIC_WORD] != _MAGIC:\n", "        if False:\n", "what is no control page is refused"),
     control("empty", "        if page.poll() is None:\n", "        if page.poll() == 0:\n", "a page without a state is refused"),
     control("unchanged", "            if sequence == self._sequence:\n                return None\n", "", "a change is seen once"),
-    control("length", "min(length, MAX_STATE_BYTES)", "length", "a damaged length reads no other memory"),
     control(
         "overwritten",
         "            if self._words[_SEQUENCE_WORD] != sequence:\n                continue\n",
@@ -255,14 +254,7 @@ GUARDS: tuple[Guard, ...] = (
         "a record commits to its words",
     ),
     requests("check", "if values[0] and values[0] == _check(values) and", "if values[0] and", "a record that is being written is skipped"),
-    requests(
-        "never_written",
-        "if values[0] and values[0] == _check(values)",
-        "if values[0] == _check(values)",
-        "a record that was never written is none",
-    ),
     requests("known_state", " and values[STATE] < len(STATES):", ":", "a record with an unknown state is skipped"),
-    requests("not_zero", "& _MASK or 1\n", "& _MASK\n", "a written record is told from one never written"),
     requests("latest", "if update < number <= latest]", "if update < number]", "a record is given once"),
     requests("since", "if update < number <= latest]", "if number <= latest]", "a record is given once"),
     requests("exact", " if entry.request == request]", "]", "a record that changed while it was looked for is not taken"),

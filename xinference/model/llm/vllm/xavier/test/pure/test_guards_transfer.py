@@ -88,6 +88,12 @@ def test_a_load_lets_its_places_go_once(a: MiniEngine) -> None:
     state.tier.check()
 
 
+def test_after_the_end_there_is_nothing_to_count_in(a: MiniEngine) -> None:
+    a.engine.close()
+    a.engine.state.count("requests")
+    a.engine.state.report("a hook", RuntimeError("too late"))
+
+
 # ---- saves
 
 

@@ -17,6 +17,16 @@ DIGEST_BYTES = 14  # of a slot; the rest is the epoch
 BLOCK_BYTES = BLOCK * SLOT_BYTES
 
 
+class Untrue(AssertionError):
+    """Something that must be so is not. Raised, not asserted: under -O an assert vanishes."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise Untrue with ``what`` unless it holds."""
+    if not holds:
+        raise Untrue(what)
+
+
 class WrongBytes(BaseException):
     """An engine was about to compute on bytes that are not its request's. No Exception: nothing may catch it."""
 

@@ -19,7 +19,7 @@ from xinference.model.llm.vllm.xavier.directory.geometry import segment_geometry
 from xinference.model.llm.vllm.xavier.directory.names import control_path
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.requests import SOURCES, RequestEntry
-from xinference.model.llm.vllm.xavier.test.mini_blocks import BLOCK, BLOCK_BYTES, GatedMover, MiniBlocks, Request
+from xinference.model.llm.vllm.xavier.test.mini_blocks import BLOCK, BLOCK_BYTES, GatedMover, MiniBlocks, Request, require
 
 NAMESPACE = "0123456789abcdef"
 
@@ -161,11 +161,11 @@ class MiniEngine(MiniBlocks):
     def check_held(self) -> None:
         """An idle engine holds nothing."""
         if not self.requests and not self.engine.copier.busy:
-            assert self.engine.state.open_loads == {}
-            assert self.engine.state.open_saves == {}
-            assert self.engine.state.tier._book.counts().pinned == 0
-            assert len(self.free) == self.num_blocks - 1
-            assert not self.half.wake_at
+            require(not self.engine.state.open_loads, f"an idle engine loads {self.engine.state.open_loads}")
+            require(not self.engine.state.open_saves, f"an idle engine saves {self.engine.state.open_saves}")
+            require(self.engine.state.tier._book.counts().pinned == 0, "an idle engine pins places")
+            require(self.idle(), "an idle engine holds blocks")
+            require(not self.half.wake_at, f"an idle engine waits for {self.half.wake_at}")
 
     # ---- one step, in vLLM's order
 
@@ -242,7 +242,7 @@ class MiniEngine(MiniBlocks):
                     return
                 self.half.allocated(self._view(request), request.blocks, 0, self.clock())
             stop = min(len(request.tokens), request.computed + budget)
-            assert stop > request.computed, "the engine asserts that something is left to compute"
+            require(stop > request.computed, "the engine asserts that something is left to compute")
             request.status = "running"
             self.waiting.remove(request)
             self.running.append(request)
@@ -255,11 +255,11 @@ class MiniEngine(MiniBlocks):
         external, asynchronous = self.half.matched_tokens(self._view(request), num_local, self.clock())
         if external is None:
             return "skip"
-        assert external > 0 or not asynchronous
-        assert num_local + external <= max(len(request.tokens) - 1, num_local)
-        assert external == 0 or num_local + external <= request.num_prompt
-        assert external == 0 or not request.prompt_logprobs, "a request that skips reading is offered nothing"
-        assert external == 0 or not request.barred, "after one failed load nothing is offered again"
+        require(external > 0 or not asynchronous, "nothing is loaded beside the steps")
+        require(num_local + external <= max(len(request.tokens) - 1, num_local), "the last token is to be computed")
+        require(external == 0 or num_local + external <= request.num_prompt, "only prompts are loaded")
+        require(external == 0 or not request.prompt_logprobs, "a request that skips reading is offered nothing")
+        require(external == 0 or not request.barred, "after one failed load nothing is offered again")
         computed = num_local + external
         stop = computed if asynchronous else min(len(request.tokens), computed + budget)
         needed = -(-stop // BLOCK) - len(local)
@@ -309,13 +309,14 @@ class MiniEngine(MiniBlocks):
                     self._end(request, "finished")
         self.half.output(finished, invalid, self.clock())
         for request_id in finished:
-            assert self.reported.count(request_id) == 0 or self.requests[request_id].status == "loading"
+            again = request_id in self.reported and self.requests[request_id].status != "loading"
+            require(not again, f"the load of {request_id} is reported twice")
             self.reported.append(request_id)
             request = self.requests[request_id]  # an unknown id kills the engine
             if request.status == "loading":
                 self.received.add(request_id)
             else:
-                assert request.status == "ended"
+                require(request.status == "ended", f"a load of {request_id} is reported, which is {request.status}")
                 self._forget(request)
 
     def _note_failed_load(self, request: Request, first_bad: int) -> None:

@@ -10,20 +10,10 @@ from collections.abc import Iterable
 from xinference.model.llm.vllm.xavier.block.key import BlockKey, block_key
 from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.requests import SOURCES
-from xinference.model.llm.vllm.xavier.test.mini_blocks import BLOCK, Request, digests_of, oldest_epoch
+from xinference.model.llm.vllm.xavier.test.mini_blocks import BLOCK, Request, digests_of, oldest_epoch, require
 from xinference.model.llm.vllm.xavier.test.truth_replica import Replica
 
 _LOCAL, _COMPUTED = SOURCES.index("local"), SOURCES.index("computed")
-
-
-class Untrue(AssertionError):
-    """The replicas contradict the model."""
-
-
-def require(holds: bool, what: str) -> None:
-    """Raise Untrue with ``what`` unless it holds."""
-    if not holds:
-        raise Untrue(what)
 
 
 class Truth:

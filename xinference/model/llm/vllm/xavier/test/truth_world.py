@@ -17,9 +17,9 @@ from xinference.model.llm.vllm.xavier.directory.reader import SegmentReader
 from xinference.model.llm.vllm.xavier.directory.records import GENERATION
 from xinference.model.llm.vllm.xavier.directory.segment import SegmentWriter
 from xinference.model.llm.vllm.xavier.errors import SharedMemoryFull
-from xinference.model.llm.vllm.xavier.test.mini_blocks import BLOCK, Request
+from xinference.model.llm.vllm.xavier.test.mini_blocks import BLOCK, Request, require
 from xinference.model.llm.vllm.xavier.test.mini_engine import NAMESPACE, Clock
-from xinference.model.llm.vllm.xavier.test.truth import Truth, check_accounts, check_idle, check_replica, require
+from xinference.model.llm.vllm.xavier.test.truth import Truth, check_accounts, check_idle, check_replica
 from xinference.model.llm.vllm.xavier.test.truth_coverage import Coverage
 from xinference.model.llm.vllm.xavier.test.truth_replica import Killed, LastStores, Replica, dying_while_it_opens, let_go
 

@@ -49,18 +49,17 @@ class WrongToken(BaseException):
     """A token was delivered that an engine without a cache would not have given."""
 
 
-@lru_cache(maxsize=64)
-def base_config(model: Path, num_blocks: int, budget: int) -> VllmConfig:
-    """What vLLM makes of the launcher's arguments, without the connector's settings."""
+@lru_cache(maxsize=4)
+def base_config(model: Path) -> VllmConfig:
+    """What vLLM makes of the launcher's arguments, without what differs between replicas; for each model it may start a process."""
     arguments = EngineArgs(
         model=str(model),
         dtype="bfloat16",
         enforce_eager=True,
         block_size=BLOCK,
         max_model_len=1024,
-        max_num_batched_tokens=budget,
+        max_num_batched_tokens=256,
         max_num_seqs=16,
-        num_gpu_blocks_override=num_blocks,
         distributed_executor_backend="uni",
         kv_transfer_config={
             "kv_connector": "XavierConnector",
@@ -69,18 +68,19 @@ def base_config(model: Path, num_blocks: int, budget: int) -> VllmConfig:
             "kv_load_failure_policy": "recompute",
         },
     )
-    made = arguments.create_engine_config()
-    made.cache_config.num_gpu_blocks = num_blocks
-    return made
+    return arguments.create_engine_config()
 
 
 def engine_config(model: Path, config: XavierConfig, num_blocks: int, budget: int, depth: int) -> VllmConfig:
     """One engine's configuration."""
-    made = copy.copy(base_config(model, num_blocks, budget))
+    made = copy.copy(base_config(model))
+    made.cache_config = copy.copy(made.cache_config)
+    made.cache_config.num_gpu_blocks = made.cache_config.num_gpu_blocks_override = num_blocks
     made.kv_transfer_config = copy.copy(made.kv_transfer_config)
     made.kv_transfer_config.kv_connector_extra_config = config.to_wire()
     made.scheduler_config = copy.copy(made.scheduler_config)
     made.scheduler_config.async_scheduling = depth > 1
+    made.scheduler_config.max_num_batched_tokens = made.scheduler_config.max_num_scheduled_tokens = budget
     return made
 
 

@@ -80,7 +80,26 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
 
 
 # Cells that can happen, but not once in some two thousand schedules: only a run of COUNT_FOR_ALL must reach them.
-RARE: frozenset[tuple[str, str]] = frozenset()
+RARE = frozenset(
+    {
+        ("no_room", "load_ended"),
+        ("no_room", "save_copying"),
+        ("freeze", "load_copying"),
+        ("save_fails", "load_queued"),
+        ("load_fails", "preempted"),
+        ("load_own", "preempted"),
+        ("load_beside", "load_copying"),
+        ("load_beside", "save_copying"),
+        ("source_reused", "load_queued"),
+        ("drop_old", "load_copying"),
+        ("drop_old", "save_copying"),
+        ("drop_tainted", "preempted"),
+        ("gave_up", "load_copying"),
+        ("gave_up", "preempted"),
+        ("gave_up", "ending"),
+        ("gave_up", "save_copying"),
+    }
+)
 COUNT_FOR_COVERAGE, COUNT_FOR_ALL = 10_000, 1_000_000
 
 

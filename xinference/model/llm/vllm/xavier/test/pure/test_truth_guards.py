@@ -20,6 +20,7 @@ def of(number: int) -> int:
 
 FOUR_BLOCKS, FIVE_BLOCKS = of(2 * 16), of(2 * 19)  # 17 tokens, and 20 of which these are the first
 OTHERS = of(1 + 2 * 15), of(1 + 2 * 17), of(1 + 2 * 18 + 40 * 5)
+UNTOLD = 4  # a restart of which the pages do not tell
 SMALL, ROOMY = Shape(16, 4, 32), Shape(16, 12, 32)
 
 # guard -> a schedule that needs it
@@ -45,6 +46,29 @@ WITNESSES = {
             Event("clear", A, 0),
             Event("step", A, 0, (Pause(1, (Event("poll", A, 0),)),)),
         ),
+    ),
+    # A new start of the owner while the page still names the old one, which a peer has mapped, or wants to map.
+    "replaced_owner_is_let_go": Schedule(
+        0,
+        (ROOMY, ROOMY),
+        (Event("warm", A, FOUR_BLOCKS), Event("crash", A, 1), Event("restart", A, UNTOLD), Event("poll", B, 0)),
+    ),
+    "incarnation_compare": Schedule(
+        0,
+        (ROOMY, ROOMY),
+        (
+            Event("warm", A, FOUR_BLOCKS),
+            Event("crash", A, 1),
+            *[Event("poll", B, 0)] * 2,
+            Event("restart", A, UNTOLD),
+            *[Event("poll", B, 0)] * 4,
+        ),
+    ),
+    # The first block of a chain is torn in the file of a dead owner: what follows it has lost its parent.
+    "orphans_are_withdrawn": Schedule(
+        0,
+        (ROOMY, ROOMY),
+        (Event("warm", A, FOUR_BLOCKS), Event("crash", A, 1), Event("damage", A, 0), Event("restart", A, UNTOLD)),
     ),
     # A full tier, all of it about to be loaded, and another request of that step that wants a place: looked at before the load ends.
     "pinned_is_not_evicted": Schedule(

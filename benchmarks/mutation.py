@@ -115,7 +115,7 @@ class Tree:
         shutil.rmtree(self._root / ".hypothesis", ignore_errors=True)  # no example of another mutant's
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-o", f"timeout={TEST_SECONDS}"]
         command += [argument for plugin in ("no:cacheprovider", *PLUGINS) for argument in ("-p", plugin)]
-        command += [f"--hypothesis-seed={HYPOTHESIS_SEED}", f"--ignore-glob=*{NOT_ASKED}", *tests]
+        command += [f"--basetemp={self._root / 'tmp'}", f"--hypothesis-seed={HYPOTHESIS_SEED}", f"--ignore-glob=*{NOT_ASKED}", *tests]
         environment = {**os.environ, "PYTHONPATH": str(self._root), "PYTHONDONTWRITEBYTECODE": "" if whole else "1"}
         environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "400"}
         process = subprocess.Popen(

@@ -2,15 +2,16 @@
 
 from benchmarks.guards.guard import Guard, In
 
+ENDS = "pure/test_guards_life.py"
 LIFE = "pure/test_connector_life.py"
 FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
 ENGINE = "cpu/test_connector_vllm_scheduler.py"
 VIEWS = "cpu/test_connector_views.py"
-engine = In("connector/engine.py", LIFE, FAILED, "pure/test_transfer_copier.py", VIEWS)
-adapters = In("connector/adapters.py", "pure/test_connector_facts.py")
+engine = In("connector/engine.py", ENDS, LIFE, FAILED, "pure/test_transfer_copier.py", VIEWS)
+adapters = In("connector/adapters.py", ENDS, "pure/test_connector_facts.py")
 facts = In("connector/facts.py", "pure/test_connector_facts.py")
-identity = In("connector/identity.py", "pure/test_connector_facts.py")
+identity = In("connector/identity.py", "pure/test_guards_identity.py", "pure/test_connector_facts.py")
 views = In("connector/views.py", VIEWS)
 connector = In("connector/connector.py", VIEWS, ENGINE)
 

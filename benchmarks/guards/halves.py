@@ -4,13 +4,14 @@ from benchmarks.guards.guard import Guard, In
 
 STEPS = "pure/test_guards_steps.py"
 ACCOUNTS = "pure/test_guards_accounts.py"
+ENDS = "pure/test_guards_life.py"
 LIFE = "pure/test_connector_life.py"
 FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
 SHARING = "pure/test_connector_sharing.py"
 ENGINE = "cpu/test_connector_vllm_scheduler.py"
 worker = In("connector/worker.py", STEPS, ACCOUNTS, LIFE, FAILED)
-guard = In("connector/guard.py", STEPS, ACCOUNTS, LIFE, FAILED, "pure/test_connector_hook_time.py")
+guard = In("connector/guard.py", ENDS, STEPS, ACCOUNTS, LIFE, FAILED, "pure/test_connector_hook_time.py")
 accounting = In("connector/accounting.py", STEPS, ACCOUNTS, LIFE, FAILED, SHARING)
 
 GUARDS: tuple[Guard, ...] = (

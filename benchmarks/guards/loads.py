@@ -3,6 +3,7 @@
 from benchmarks.guards.guard import Guard, In
 
 ASKED = "pure/test_guards_loads.py"
+STEPS = "pure/test_guards_steps.py"
 LIFE = "pure/test_connector_life.py"
 FAILED = "pure/test_connector_failed_loads.py"
 CLEAR = "pure/test_connector_clear.py"
@@ -10,10 +11,10 @@ SHARING = "pure/test_connector_sharing.py"
 LEADERS = "pure/test_connector_leaders.py"
 SYNCHRONOUS = "cpu/test_schedule_failed_loads.py"
 ENGINE = "cpu/test_connector_vllm_scheduler.py"
-offers = In("connector/offers.py", ASKED, SHARING, CLEAR, LIFE, FAILED)
-loads = In("connector/loads.py", ASKED, LIFE, FAILED, SHARING, LEADERS)
-saving = In("connector/saving.py", ASKED, SHARING, CLEAR, LIFE, FAILED)
-lookup = In("connector/lookup.py", ASKED, SHARING, CLEAR)
+offers = In("connector/offers.py", ASKED, STEPS, SHARING, CLEAR, LIFE, FAILED)
+loads = In("connector/loads.py", ASKED, STEPS, LIFE, FAILED, SHARING, LEADERS)
+saving = In("connector/saving.py", ASKED, STEPS, SHARING, CLEAR, LIFE, FAILED)
+lookup = In("connector/lookup.py", ASKED, STEPS, SHARING, CLEAR)
 requests = In("connector/requests.py", SHARING)
 
 GUARDS: tuple[Guard, ...] = (

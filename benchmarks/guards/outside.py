@@ -3,8 +3,10 @@
 from benchmarks.guards.guard import Guard, In
 
 view = In("xinference/core/cache_view.py", "xinference/core/test/cpu/test_cache_view.py", "xinference/core/test/pure/test_cache_view.py")
-service = In("xinference/core/cache_service.py", "xinference/core/test/pure/test_cache_service.py")
-usage = In("xinference/api/usage.py", "xinference/api/test/pure/test_usage.py")
+service = In(
+    "xinference/core/cache_service.py", "xinference/core/test/pure/test_cache_clear.py", "xinference/core/test/pure/test_cache_service.py"
+)
+usage = In("xinference/api/usage.py", "xinference/api/test/pure/test_usage_details.py", "xinference/api/test/pure/test_usage.py")
 
 GUARDS: tuple[Guard, ...] = (
     view(

@@ -81,7 +81,7 @@ GUARDS: tuple[Guard, ...] = (
         "            shared.epoch.promised = False\n            shared.epoch.apply()\n",
         "            shared.epoch.apply()\n",
         "a promise ends with its schedule",
-        CLEAR,
+        "pure/test_guards_transfer.py",
     ),
     scheduler(
         "apply",
@@ -273,13 +273,6 @@ GUARDS: tuple[Guard, ...] = (
         "        if self._loads.builds_on_unwritten(state):\n",
         "        if False:\n",
         "nobody builds on blocks that a load of this schedule is to fill",
-        SYNCHRONOUS,
-    ),
-    scheduler(
-        "unwritten_offer",
-        "        if self._loads.builds_on_unwritten(state):\n            state.offer = None\n",
-        "        if self._loads.builds_on_unwritten(state):\n",
-        "an answer of before is not committed",
         SYNCHRONOUS,
     ),
     scheduler(

@@ -1,14 +1,17 @@
 """Guards of every step of the engine that nothing else here would miss: each test is red without one of them."""
 
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from xinference.model.llm.vllm.xavier.connector import saving as saving_module
 from xinference.model.llm.vllm.xavier.connector.metadata import Scheduled, StepView
 from xinference.model.llm.vllm.xavier.connector.requests import Phase
+from xinference.model.llm.vllm.xavier.connector.worker import TAINTED_MAX
 from xinference.model.llm.vllm.xavier.directory.control import ControlState
 from xinference.model.llm.vllm.xavier.test.mini_engine import Clock, MiniEngine
+from xinference.model.llm.vllm.xavier.transfer.jobs import SaveJob
 
 
 @pytest.fixture
@@ -134,17 +137,16 @@ def test_the_engines_null_block_is_not_saved_in_whatever_epoch(tmp_path: Path, c
     assert engine.counter("drops_epoch") == 3
 
 
-def test_no_more_saves_are_named_of_a_request_whose_load_within_a_step_failed(a: MiniEngine) -> None:
+def test_no_saves_are_named_of_a_request_whose_load_within_a_step_failed(a: MiniEngine) -> None:
+    a.budget = 3  # the step that loads fills no block
     a.mover.during = broken
-    a.copying = False
     a.add("r1", [*range(28), *range(60, 90)], max_tokens=12)
     a.step()
     a.mover.during = lambda: None
-    a.copying = True
-    dropped = a.counter("drops_tainted")
+    a.budget = 32
     a.run()
     assert a.counter("failed_loads") == 1
-    assert a.counter("drops_tainted") == dropped
+    assert (a.counter("saves_blocks"), a.counter("drops_tainted")) == (7, 0)  # those of r0; none was named in vain
 
 
 # ---- accounts
@@ -189,3 +191,58 @@ def test_a_prefill_that_is_followed_by_a_step_before_its_outcome_is_known_is_cou
     for _ in range(3):
         engine.half.output((), (), clock())
     assert engine.counter("requests") == 1
+
+
+# ---- the worker half
+
+
+def test_saves_of_a_step_that_loaded_badly_hold_neither_places_nor_room(a: MiniEngine) -> None:
+    a.mover.during = broken
+    a.copying = False
+    a.add("r1", [*range(28), *range(60, 90)])
+    a.step()
+    assert a.counter("drops_tainted") > 0
+    assert a.engine.state.open_saves == {}
+    assert a.engine.state.tier.used_blocks == 7  # those of r0
+
+
+def test_requests_that_are_remembered_for_a_failed_load_are_bounded(a: MiniEngine) -> None:
+    for number in range(TAINTED_MAX + 9):
+        a.worker._tainted.append(str(number))
+    assert len(a.worker._tainted) == TAINTED_MAX
+
+
+def test_the_saves_of_a_step_are_handed_over_once(a: MiniEngine, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[SaveJob] = []
+    monkeypatch.setattr(a.engine.copier, "submit_saves", handed.append)
+    view = a._view(a.add("r1", range(100, 130)))
+    assert a.half.matched_tokens(view, 0, clock()) == (0, False)
+    a.half.allocated(view, list(range(1, 9)), 0, clock())
+    meta = a.half.build(StepView([Scheduled("r1", 30)]), clock())
+    a.worker.after_forward(meta)
+    a.worker.after_forward(meta)
+    assert [len(job.pieces) for job in handed] == [7]
+
+
+def test_a_load_that_had_ended_well_is_not_failed_with_those_that_were_not_started(a: MiniEngine, clock: Clock) -> None:
+    view = a._view(a.add("r1", range(30)))
+    assert a.half.matched_tokens(view, 0, clock()) == (28, False)
+    a.half.allocated(view, list(range(1, 9)), 28, clock())
+    meta = a.half.build(StepView([Scheduled("r1", 30)]), clock())
+    a.worker.start_loads(meta)
+    a.worker.fail_loads(meta)
+    assert meta.sync_loads[0].failed_blocks == set()
+    assert a.worker.take_invalid() == set()
+
+
+def test_a_load_that_a_dead_copier_owes_is_not_taken_up_after_all(b: MiniEngine) -> None:
+    b.add("r1", range(30))
+    b.step()
+    (job,) = b.engine.state.open_loads.values()
+    dead = Thread(target=int)
+    dead.start()
+    dead.join()
+    b.engine.copier._thread = dead
+    assert b.worker.take_finished() == {"r1"}
+    assert job.cancelled
+    assert b.worker.take_invalid() == {piece.block for piece in job.pieces}

@@ -205,6 +205,7 @@ def test_an_adapter_in_use_is_remembered_however_many_others_come(adapter: Path,
     present = AdapterDigests().digest("a", 1, str(adapter), False)
     for number in range(2, 20):
         digests.digest("other", number, "hub/other", False)
+        digests.digest("other", number + 100, "hub/other", False)
         assert digests.digest("a", 1, str(adapter), False) != present
         assert len(digests._digest_by_loading) <= 4
 

@@ -3,7 +3,7 @@
 from benchmarks.guards.guard import Guard, In
 
 placement = In("policy/placement.py", "pure/test_policy_placement.py", "pure/test_policy_placement_schedules.py")
-places = In("policy/places.py", "pure/test_policy_placement.py", "pure/test_policy_placement_schedules.py")
+places = In("policy/places.py", "pure/test_guards_policy.py", "pure/test_policy_placement.py", "pure/test_policy_placement_schedules.py")
 recency = In("policy/recency.py", "pure/test_policy_placement.py", "pure/test_policy_placement_schedules.py")
 admission = In("policy/admission.py", "pure/test_policy_admission.py")
 batching = In("policy/batching.py", "pure/test_policy_batching.py")

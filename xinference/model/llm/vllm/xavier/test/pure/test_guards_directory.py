@@ -161,6 +161,13 @@ def test_a_file_that_gets_an_owner_while_the_directory_is_swept_stays(tmp_path: 
     assert os.listdir(tmp_path) == [SEGMENT_NAME]
 
 
+def test_a_successor_waits_for_a_predecessor_that_is_just_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = open_segment(tmp_path)
+    fill(owner, 0, key(1))
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: owner.close())
+    assert len(open_segment(tmp_path, incarnation=8).adopted) == 1
+
+
 def test_a_command_of_any_name_hides_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stat:
         def __init__(self, path: str) -> None:

@@ -12,7 +12,7 @@ blocks = In("transfer/blocks.py", LIFE, FAILED, CLEAR)
 mover = In("transfer/mover.py", "cpu/test_transfer_cpu.py", "pure/test_transfer_bytes.py")
 plain = In("transfer/bytes.py", "pure/test_transfer_bytes.py", "cpu/test_transfer_cpu.py")
 cpu = In("transfer/cpu.py", "cpu/test_transfer_cpu.py")
-strided = In("transfer/strided.py", "cpu/test_transfer_cpu.py")
+strided = In("transfer/strided.py", "cpu/test_guards_strided.py", "cpu/test_transfer_cpu.py")
 staged = In("transfer/staged.py", "cpu/test_transfer_cpu.py")
 loader = In("transfer/loader.py", TRANSFER, FAILED, LIFE, SHARING, CLEAR)
 

@@ -40,7 +40,7 @@ NOT_ASKED = "test_layers.py"
 # Named, since loading whatever else is installed takes longer than most of the tests.
 PLUGINS = ("pytest_timeout", "pytest_asyncio.plugin", "_hypothesis_pytestplugin")
 # A test that has hung for so long does not end; a run that has lasted so long has a loop somewhere else.
-TEST_SECONDS, FIRST_RUN_SECONDS, WHOLE_RUN_SECONDS = 30, 150, 900
+TEST_SECONDS, FIRST_RUN_SECONDS, WHOLE_RUN_SECONDS = 90, 300, 1200
 HYPOTHESIS_SEED = 7
 # A mutant of which a test says this was not a program; the guard's entry is to be mended.
 MALFORMED = re.compile(r"\b(NameError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError): ")

@@ -27,6 +27,7 @@ from xinference.model.llm.vllm.xavier.connector.views import engine_facts, reque
 from xinference.model.llm.vllm.xavier.directory.control import ControlPageWriter
 from xinference.model.llm.vllm.xavier.directory.names import control_path
 from xinference.model.llm.vllm.xavier.errors import ConfigRefused, ControlPageRefused
+from xinference.model.llm.vllm.xavier.test import vllm_schedule
 from xinference.model.llm.vllm.xavier.test.vllm_schedule import BLOCK, LAYERS, engine_config, kv_tensors
 
 IDENTITY = "00112233445566778899aabbccddeeff"
@@ -114,7 +115,7 @@ def tensors(num_blocks: int = 8, heads: int = 1) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def vllm_config(model: Path, config: XavierConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    return engine_config(model, config, 8, 128)
+    return engine_config(model, config, 8, 128, 1)
 
 
 def test_the_launchers_own_arguments_are_accepted(vllm_config: Any) -> None:
@@ -126,8 +127,9 @@ def test_the_launchers_own_arguments_are_accepted(vllm_config: Any) -> None:
 
 def test_an_executor_in_another_process_is_refused(model: Path, config: XavierConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setattr(vllm_schedule, "base_config", vllm_schedule.base_config.__wrapped__)  # one that is not kept
     with pytest.raises(ConfigRefused, match="its executor is 'mp'"):
-        XavierConnector(engine_config(model, config, 8, 128), KVConnectorRole.WORKER, kv_config())
+        XavierConnector(engine_config(model, config, 8, 128, 1), KVConnectorRole.WORKER, kv_config())
 
 
 def test_a_sliding_window_is_refused(vllm_config: Any) -> None:
@@ -184,7 +186,7 @@ def test_replicas_with_other_amounts_of_kv_memory_are_in_one_namespace(
     for uid, num_blocks in (("a", 8), ("b", 12)):
         config = XavierConfig("w", uid, 1, str(tmp_path), 2 << 20, "model")
         page = ControlPageWriter.create(control_path(str(tmp_path), "w", uid))
-        worker = XavierConnector(engine_config(model, config, num_blocks, 128), KVConnectorRole.WORKER, kv_config(num_blocks))
+        worker = XavierConnector(engine_config(model, config, num_blocks, 128, 1), KVConnectorRole.WORKER, kv_config(num_blocks))
         worker.register_kv_caches(tensors(num_blocks))
         worker.shutdown()
         page.close()

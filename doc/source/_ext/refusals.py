@@ -83,7 +83,7 @@ def _launch_cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _engine_cases() -> Iterator[tuple[str, Callable[[], object]]]:
     for label, changed in (
-        ("KV memory on a GPU", {"device": "cuda"}),
+        ("KV memory on another accelerator", {"device": "xpu"}),
         ("an unknown vLLM", {"version": "0.40.0"}),
         ("an executor of several processes", {"executor": "mp"}),
         ("speculative decoding", {"speculative": "ngram:None"}),

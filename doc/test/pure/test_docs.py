@@ -90,6 +90,15 @@ def check_make(line: CommandLine) -> None:
     assert set(wanted) <= targets, f"{line.page}: make has no {wanted}"
 
 
+def check_module(line: CommandLine) -> None:
+    _, _, name, *words = line.words
+    path = (ROOT / name.replace(".", "/")).with_suffix(".py")
+    assert path.exists(), f"{line.page}: there is no {name}"
+    known = set(re.findall(r'add_argument\("(--[a-z-]+)"', path.read_text()))
+    wanted = {word for word in words if word.startswith("--")}
+    assert wanted <= known, f"{line.page}: {name} has no {sorted(wanted - known)}"
+
+
 @each_page
 def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
     for line in command_lines(page):
@@ -100,6 +109,8 @@ def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
             check_curl(line)
         elif program == "make":
             check_make(line)
+        elif line.words[:2] == ["python", "-m"]:
+            check_module(line)
         else:
             assert program in FOREIGN, f"{line.page}: {line.words}"
 
@@ -112,6 +123,10 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
         check_curl(CommandLine("here", ["curl", "http://127.0.0.1:9997/v1/modules"]))
     with pytest.raises(AssertionError, match="make has no"):
         check_make(CommandLine("here", ["make", "coffee"]))
+    with pytest.raises(AssertionError, match="there is no"):
+        check_module(CommandLine("here", ["python", "-m", "benchmarks.coffee"]))
+    with pytest.raises(AssertionError, match="has no .'--minuets'"):
+        check_module(CommandLine("here", ["python", "-m", "benchmarks.churn", "--minuets", "1"]))
 
 
 def test_the_guide_has_commands_to_check() -> None:
@@ -184,7 +199,7 @@ def test_every_error_of_the_platform_is_in_the_reference() -> None:
 def test_refusals_on_the_page_are_what_the_code_says() -> None:
     refusals = extension("refusals")
     assert "give replica=2 or more" in refusals.by_the_launch()
-    assert "on 'cuda'" in refusals.by_the_engine()
+    assert "on 'xpu'" in refusals.by_the_engine()
     with pytest.raises(RuntimeError, match="nothing was refused"):
         refusals.message_of(lambda: None)
 

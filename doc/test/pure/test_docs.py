@@ -125,7 +125,7 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
         check_make(CommandLine("here", ["make", "coffee"]))
     with pytest.raises(AssertionError, match="there is no"):
         check_module(CommandLine("here", ["python", "-m", "benchmarks.coffee"]))
-    with pytest.raises(AssertionError, match="has no .'--minuets'"):
+    with pytest.raises(AssertionError, match=r"has no \['--minuets'"):
         check_module(CommandLine("here", ["python", "-m", "benchmarks.churn", "--minuets", "1"]))
 
 

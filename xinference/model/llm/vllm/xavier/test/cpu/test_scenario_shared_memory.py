@@ -245,10 +245,10 @@ def attach(directory: Path) -> SegmentReader | None:
 
 def test_owners_that_come_and_go_while_a_reader_attaches_are_never_mistaken_for_each_other(directory: Path) -> None:
     code = (
-        "import sys\n"
+        "import os, sys\n"
         "from xinference.model.llm.vllm.xavier.test.segments import fill, key, open_segment\n"
-        "number = 0\n"
-        "while True:\n"
+        "number, parent = 0, os.getppid()\n"
+        "while os.getppid() == parent:\n"  # a test that is killed leaves nobody behind
         "    number += 1\n"
         "    segment = open_segment(sys.argv[1], incarnation=number)\n"
         "    block = key(number % 100)\n"

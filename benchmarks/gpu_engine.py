@@ -25,6 +25,16 @@ def transfer_config(wire: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
+def execution(kind: str) -> dict[str, Any]:
+    """vLLM's arguments for an execution: "compiled" (its default), "graphs" (CUDA graphs of what is not compiled) or "eager"."""
+    kinds: dict[str, dict[str, Any]] = {
+        "compiled": {},
+        "graphs": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL"}},
+        "eager": {"enforce_eager": True},
+    }
+    return kinds[kind]
+
+
 def say(answer: dict[str, Any]) -> None:
     """One line, marked, since vLLM writes to standard output too."""
     print(f"@{json.dumps(answer)}", flush=True)
@@ -80,15 +90,15 @@ async def serve(start: dict[str, Any]) -> None:
         dtype="bfloat16",
         skip_tokenizer_init=True,
         distributed_executor_backend="uni",
-        async_scheduling=not start["eager"],
-        enforce_eager=start["eager"],
+        async_scheduling=True,
+        **execution(start["execution"]),
         kv_cache_memory_bytes=start["kv_cache_memory_bytes"],
         num_gpu_blocks_override=start["num_blocks"],
         block_size=start["block_size"],
         max_model_len=2048,
         max_num_batched_tokens=1024,
         max_num_seqs=32,
-        enable_prefix_caching=start["wire"] is not None,
+        enable_prefix_caching=start["prefix_caching"],
         kv_transfer_config=transfer_config(start["wire"]),  # type: ignore[arg-type]
     )
     engine = AsyncLLM.from_engine_args(arguments)

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
@@ -58,12 +59,15 @@ def circumstances() -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
+    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    gpus = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n") if shutil.which(asked[0]) else []
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "cpu": model,
         "cores": os.cpu_count(),
         "memory_gib": round(memory / 2**30),
+        "gpus": [name for name in gpus if name],
         "python": platform.python_version(),
         "kernel": platform.release(),
         "versions": versions,

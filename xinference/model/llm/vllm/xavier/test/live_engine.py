@@ -2,7 +2,7 @@
 
 import json
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -84,6 +84,9 @@ class LiveEngine:
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env={**environment, **ENVIRONMENT}
         )
         self._buffer = b""
+        assert self.process.stdout is not None
+        self._output = selectors.DefaultSelector()  # select() knows only the first 1,024 descriptors
+        self._output.register(self.process.stdout, selectors.EVENT_READ)
         self.num_asked = 0
         self.log = log
 
@@ -116,6 +119,7 @@ class LiveEngine:
             except subprocess.TimeoutExpired:
                 self.kill()
         assert self.process.stdout is not None
+        self._output.close()
         self.process.stdout.close()
         self._log.close()
 
@@ -128,7 +132,7 @@ class LiveEngine:
                 if line.startswith(b"@"):
                     answer: dict[str, Any] = json.loads(line[1:])
                     return answer
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            ready = self._output.select(max(0.0, deadline - time.monotonic()))
             chunk = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
             if not chunk:
                 raise AssertionError(f"the engine gave no answer: {self.log.read_text()[-3000:]}")

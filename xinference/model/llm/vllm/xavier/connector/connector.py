@@ -45,7 +45,7 @@ except ImportError:  # before 0.32
     CacheHitSource = None  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -261,7 +261,7 @@ class XavierConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     @classmethod
-    def supports_sleep_mode(cls, vllm_config: "VllmConfig") -> bool:
+    def supports_sleep_mode(cls, kv_transfer_config: "KVTransferConfig") -> bool:
         """KV memory must stay where it was registered (from 0.33)."""
         return False
 

